@@ -1,0 +1,1 @@
+//! Pure decisions and data structures: no Postgres, no unsafe, no clock.

@@ -1,0 +1,1 @@
+//! The one place for `unsafe`: a safe wrapper for each Postgres primitive.
