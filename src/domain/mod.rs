@@ -1,1 +1,14 @@
 //! Pure decisions and data structures: no Postgres, no unsafe, no clock.
+
+#![forbid(unsafe_code)]
+
+pub mod ageing;
+pub mod backoff;
+pub mod bits;
+pub mod dispatcher;
+pub mod entities;
+pub mod name;
+pub mod receipt;
+pub mod table;
+pub mod undo;
+pub mod wheel;

@@ -1,0 +1,352 @@
+//! Taking ready jobs.
+
+use super::*;
+use crate::domain::ageing::effective_priority;
+use crate::domain::undo::{Act, Entry, UndoLog};
+
+/// Who claims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// Nobody: the claim ends at its deadline.
+    Lease,
+    Runtime(u32),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'r> {
+    pub db: Db,
+    pub queues: &'r [u32],
+    pub want: usize,
+    pub owner: Owner,
+    /// The claiming transaction, which must have its xid already.
+    pub xid: u32,
+    pub subxact: u32,
+    pub now: i64,
+    /// Microseconds from now; None: each queue's own.
+    pub deadline: Option<i64>,
+}
+
+/// One job taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Popped {
+    pub receipt: i64,
+    pub position: i64,
+    /// Attempts used before, or AS_BODY.
+    pub prior: i16,
+    pub segment: u8,
+    /// Microseconds; MAX: none.
+    pub deadline: i64,
+    /// The receipt of the first item of its claim.
+    pub claim: i64,
+    pub lane_id: i64,
+    pub queue: u32,
+    pub priority: u8,
+}
+
+/// The head of a lane.
+enum Source {
+    Chunk(u32),
+    Release(u32),
+}
+
+impl Dispatcher<'_> {
+    fn source(&self, lane: u32) -> Option<Source> {
+        let Lane { head, returned, .. } = self.lanes[lane];
+        if returned != NIL
+            && (head == NIL || self.releases[returned].after < self.chunks[head].number)
+        {
+            Some(Source::Release(returned))
+        } else if head != NIL {
+            Some(Source::Chunk(head))
+        } else {
+            None
+        }
+    }
+
+    /// The lane to claim from next: best effective priority, then the oldest head.
+    fn best_lane(&self, queues: &[u32], now: i64) -> Option<(u32, bool)> {
+        let mut best: Option<((u8, i64, u8), u32, bool)> = None;
+        for queue in queues {
+            let Queue { paused, mut lanes, ref settings, .. } = self.queues[*queue];
+            if paused {
+                continue;
+            }
+            while lanes != NIL {
+                if let Some(source) = self.source(lanes) {
+                    let born = match source {
+                        Source::Chunk(at) => self.chunks[at].born,
+                        Source::Release(at) => self.releases[at].born,
+                    };
+                    let priority = self.lanes[lanes].priority;
+                    let effective = effective_priority(priority, now - born, settings.ageing);
+                    let rank = (effective, born, priority);
+                    if best.as_ref().is_none_or(|(b, ..)| rank < *b) {
+                        best = Some((rank, lanes, effective != priority));
+                    }
+                }
+                lanes = self.lanes[lanes].next;
+            }
+        }
+        best.map(|(_, lane, aged)| (lane, aged))
+    }
+
+    /// How many jobs could be claimed from a queue now.
+    pub fn claimable(&self, queue: u32) -> u64 {
+        if self.queues[queue].paused {
+            return 0;
+        }
+        let (mut sum, mut lane) = (0, self.queues[queue].lanes);
+        while lane != NIL {
+            sum += self.lanes[lane].ready;
+            lane = self.lanes[lane].next;
+        }
+        sum
+    }
+
+    /// Takes up to `want` jobs. `popped` and `log` need room for that many.
+    pub fn claim(
+        &mut self,
+        request: &Request<'_>,
+        popped: &mut Vec<Popped>,
+        log: &mut UndoLog,
+    ) -> Result<(), Full> {
+        let Request { db, queues, want, now, .. } = *request;
+        let Database { next_receipt, end_receipt, .. } = *self.base(db);
+        let room = self.items.free().min(self.claims.free());
+        let end = popped.len() + want.min(room).min((end_receipt - next_receipt).max(0) as usize);
+        let mut open: Option<u32> = None;
+        while popped.len() < end {
+            let Some((lane, aged)) = self.best_lane(queues, now) else { break };
+            if aged {
+                self.base(db).aged_claims += 1;
+            }
+            self.claim_from_lane(request, lane, end, &mut open, popped, log);
+        }
+        if room == 0 && want > 0 && self.best_lane(queues, now).is_some() {
+            return Err(Full::OpenClaims);
+        }
+        Ok(())
+    }
+
+    fn claim_from_lane(
+        &mut self,
+        request: &Request<'_>,
+        lane: u32,
+        end: usize,
+        open: &mut Option<u32>,
+        popped: &mut Vec<Popped>,
+        log: &mut UndoLog,
+    ) {
+        let Request { db, xid, now, .. } = *request;
+        let Lane { id: lane_id, queue, priority, .. } = self.lanes[lane];
+        let wait = request.deadline.unwrap_or(self.queues[queue].settings.attempt_deadline);
+        let deadline = if wait <= 0 { i64::MAX } else { now.saturating_add(wait) };
+        while popped.len() < end {
+            let Some(source) = self.source(lane) else { break };
+            let (number, offset, prior, rollbacks) = match source {
+                Source::Chunk(at) => {
+                    let chunk = &mut self.chunks[at];
+                    let Some(offset) = chunk.bits.pop_first() else { break };
+                    chunk.ready -= 1;
+                    let (number, ready) = (chunk.number, chunk.ready);
+                    if ready == 0 {
+                        self.unlink_chunk(at);
+                    }
+                    (number, offset, AS_BODY, 0)
+                }
+                Source::Release(at) => {
+                    let release = &mut self.releases[at];
+                    let Some(offset) = release.bits.pop_first() else { break };
+                    let Release { chunk, prior, rollbacks, .. } = *release;
+                    if release.bits.is_empty() {
+                        self.pop_returned(lane);
+                    }
+                    (chunk, offset, prior, rollbacks)
+                }
+            };
+            self.lanes[lane].ready -= 1;
+            let segment = match self.chunk(db, number) {
+                Some(at) => self.chunks[at].segment,
+                // A released job keeps its chunk in memory: this cannot be. Leave the job
+                // out rather than hand out one whose body nobody can name.
+                None => continue,
+            };
+            let claim = match *open {
+                Some(at) if self.claims[at].lane == lane && self.claims[at].segment == segment => {
+                    at
+                }
+                _ => {
+                    let at = self.begin_claim(request, lane, segment, deadline, log);
+                    *open = Some(at);
+                    at
+                }
+            };
+            let receipt = self.base(db).next_receipt;
+            self.base(db).next_receipt += 1;
+            let position = position(number, offset);
+            self.add_item(
+                claim,
+                Item {
+                    db,
+                    closing: false,
+                    rollbacks,
+                    prior,
+                    closer: 0,
+                    claim,
+                    receipt,
+                    position,
+                    deadline,
+                    prev: NIL,
+                    next: NIL,
+                },
+            );
+            popped.push(Popped {
+                receipt,
+                position,
+                prior,
+                segment,
+                deadline,
+                claim: self.claims[claim].first,
+                lane_id,
+                queue,
+                priority,
+            });
+        }
+        debug_assert!(xid != 0);
+    }
+
+    fn begin_claim(
+        &mut self,
+        request: &Request<'_>,
+        lane: u32,
+        segment: u8,
+        deadline: i64,
+        log: &mut UndoLog,
+    ) -> u32 {
+        let Request { db, owner, xid, subxact, now, .. } = *request;
+        let first = self.base(db).next_receipt;
+        let runtime = match owner {
+            Owner::Lease => NIL,
+            Owner::Runtime(at) => at,
+        };
+        let claim = Claim {
+            db,
+            segment,
+            committed: false,
+            lane,
+            first,
+            count: 0,
+            open: 0,
+            items: NIL,
+            runtime,
+            xid,
+            claimed_at: now,
+            timer: Default::default(),
+            prev: NIL,
+            next: NIL,
+        };
+        // Room was checked by `claim`: there is an entry for every job it wants.
+        let at = self.add_claim(claim).unwrap_or(NIL);
+        self.schedule_claim(at, deadline);
+        let generation = self.base(db).generation;
+        self.base(db).segments[usize::from(segment)].in_flight += 1;
+        self.changed(db, segment);
+        log.push(Entry { db, generation, subxact, act: Act::Claim { claim: at, first } });
+        at
+    }
+
+    pub(super) fn add_claim(&mut self, claim: Claim) -> Option<u32> {
+        let runtime = claim.runtime;
+        let at = self.claims.insert(claim)?;
+        if runtime != NIL {
+            let next = core::mem::replace(&mut self.runtimes[runtime].claims, at);
+            self.claims[at].next = next;
+            if next != NIL {
+                self.claims[next].prev = at;
+            }
+        }
+        Some(at)
+    }
+
+    pub(super) fn add_item(&mut self, claim: u32, mut item: Item) -> Option<u32> {
+        item.next = self.claims[claim].items;
+        let at = self.items.insert(item)?;
+        if item.next != NIL {
+            self.items[item.next].prev = at;
+        }
+        let entry = &mut self.claims[claim];
+        entry.items = at;
+        entry.count += 1;
+        entry.open += 1;
+        if entry.runtime != NIL {
+            let runtime = entry.runtime;
+            self.runtimes[runtime].open += 1;
+        }
+        Some(at)
+    }
+
+    /// Removes an item, and its claim with the last one.
+    pub(super) fn remove_item(&mut self, at: u32) {
+        let Item { claim, prev, next, .. } = self.items[at];
+        self.items.remove(at);
+        if prev == NIL {
+            self.claims[claim].items = next;
+        } else {
+            self.items[prev].next = next;
+        }
+        if next != NIL {
+            self.items[next].prev = prev;
+        }
+        self.claims[claim].open -= 1;
+        let Claim { runtime, open, .. } = self.claims[claim];
+        if runtime != NIL {
+            self.runtimes[runtime].open -= 1;
+        }
+        // The claim of an open transaction stays until its own act is settled.
+        if open == 0 && self.claims[claim].committed {
+            self.remove_claim(claim);
+        }
+    }
+
+    pub(super) fn remove_claim(&mut self, at: u32) {
+        let Claim { db, runtime, prev, next, .. } = self.claims[at];
+        self.databases[usize::from(db)].claim_wheel.stop(&mut self.claims, at);
+        if next != NIL {
+            self.claims[next].prev = prev;
+        }
+        if prev != NIL {
+            self.claims[prev].next = next;
+        } else if runtime != NIL {
+            self.runtimes[runtime].claims = next;
+        }
+        self.claims.remove(at);
+        if runtime != NIL {
+            self.forget_dead_runtime(runtime);
+        }
+    }
+
+    pub(super) fn schedule_claim(&mut self, at: u32, deadline: i64) {
+        let db = self.claims[at].db;
+        let database = &mut self.databases[usize::from(db)];
+        if deadline == i64::MAX {
+            database.claim_wheel.stop(&mut self.claims, at);
+        } else {
+            database.claim_wheel.start(&mut self.claims, at, deadline);
+            self.wake_worker_for(db, deadline);
+        }
+    }
+
+    /// What reading the body of a claimed job told: its attempts, and its own deadline.
+    pub fn describe_item(&mut self, db: Db, receipt: i64, prior: i16, deadline: i64) {
+        let Some(at) = self.item(db, receipt) else { return };
+        self.items[at].prior = prior;
+        if self.items[at].deadline != deadline {
+            self.items[at].deadline = deadline;
+            let claim = self.items[at].claim;
+            let timer = self.claims[claim].timer;
+            if deadline < i64::MAX && (!timer.is_running() || deadline < timer.at) {
+                self.schedule_claim(claim, deadline);
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Taking open items to close them.
+
+use super::*;
+use crate::domain::undo::{Act, End, Entry, UndoLog};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    pub item: u32,
+    pub receipt: i64,
+    pub position: i64,
+    pub prior: i16,
+    /// The receipt of the first item of its claim; `receipt - claim` is its number in it.
+    pub claim: i64,
+    pub count: u32,
+    pub segment: u8,
+    pub lane: u32,
+    pub lane_id: i64,
+    pub queue: u32,
+    pub priority: u8,
+    /// Of the entry in the undo log, for `decide`.
+    pub log: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Take {
+    Taken(Taken),
+    /// Not open, or its owner was declared dead, or taken by this very transaction.
+    Stale,
+    /// Another transaction claims or closes it: wait for its end and ask again.
+    Busy(u32),
+}
+
+impl Dispatcher<'_> {
+    /// Takes an item for the calling transaction: open becomes closing. The log needs
+    /// room for one entry.
+    ///
+    /// * `for_owner` - the owner acts: refused when its runtime is dead. Rescue acts
+    ///   whatever became of the owner.
+    pub fn take(
+        &mut self,
+        db: Db,
+        receipt: i64,
+        xid: u32,
+        subxact: u32,
+        for_owner: bool,
+        log: &mut UndoLog,
+    ) -> Take {
+        let Some(at) = self.item(db, receipt) else { return Take::Stale };
+        let item = self.items[at];
+        let claim = self.claims[item.claim];
+        if !claim.committed && claim.xid != xid {
+            return Take::Busy(claim.xid);
+        }
+        if item.closing {
+            return if item.closer == xid { Take::Stale } else { Take::Busy(item.closer) };
+        }
+        if for_owner && claim.runtime != NIL && self.runtimes[claim.runtime].dead {
+            return Take::Stale;
+        }
+        let generation = self.base(db).generation;
+        let act = Act::Close { item: at, receipt, end: End::Undecided };
+        let index = log.push(Entry { db, generation, subxact, act });
+        let item = &mut self.items[at];
+        item.closer = xid;
+        item.closing = true;
+        let Item { position, prior, .. } = *item;
+        self.base(db).segments[usize::from(claim.segment)].in_flight += 1;
+        self.changed(db, claim.segment);
+        let lane = self.lanes[claim.lane];
+        Take::Taken(Taken {
+            item: at,
+            receipt,
+            position,
+            prior,
+            claim: claim.first,
+            count: claim.count,
+            segment: claim.segment,
+            lane: claim.lane,
+            lane_id: lane.id,
+            queue: lane.queue,
+            priority: lane.priority,
+            log: index,
+        })
+    }
+
+    /// Moves the deadlines of open items; None where the receipt is not open (or its owner is dead).
+    pub fn extend(&mut self, db: Db, receipt: i64, by: i64, now: i64) -> Result<i64, Take> {
+        let at = self.item(db, receipt).ok_or(Take::Stale)?;
+        let item = self.items[at];
+        let claim = self.claims[item.claim];
+        if !claim.committed {
+            return Err(Take::Busy(claim.xid));
+        }
+        if item.closing {
+            return Err(Take::Busy(item.closer));
+        }
+        if claim.runtime != NIL && self.runtimes[claim.runtime].dead {
+            return Err(Take::Stale);
+        }
+        if item.deadline != i64::MAX {
+            // The claim's timer is left where it is: it looks at the items when it fires.
+            self.items[at].deadline = item.deadline.max(now).saturating_add(by);
+        }
+        Ok(self.items[at].deadline)
+    }
+
+    /// Open items of dead runtimes, for the owner pass. False in `orphans` afterwards
+    /// means that none is left but those an open transaction holds.
+    pub fn orphaned(&mut self, db: Db, limit: usize, receipts: &mut Vec<i64>) {
+        let mut from = 0;
+        while let Some(at) = self.runtimes.next_used(from) {
+            from = at + 1;
+            let runtime = self.runtimes[at];
+            if runtime.db != db || !runtime.dead {
+                continue;
+            }
+            let mut claim = runtime.claims;
+            while claim != NIL {
+                if self.claims[claim].committed {
+                    let mut item = self.claims[claim].items;
+                    while item != NIL {
+                        if receipts.len() >= limit {
+                            return;
+                        }
+                        if !self.items[item].closing {
+                            receipts.push(self.items[item].receipt);
+                        }
+                        item = self.items[item].next;
+                    }
+                }
+                claim = self.claims[claim].next;
+            }
+        }
+        if receipts.is_empty() {
+            self.base(db).orphans = false;
+        }
+    }
+
+    /// Open items whose deadline passed, for the deadline pass. What a rescue fails to
+    /// close, or an open transaction holds, comes up again after `again` microseconds.
+    pub fn expired(&mut self, db: Db, now: i64, limit: usize, again: i64, receipts: &mut Vec<i64>) {
+        while receipts.len() < limit {
+            let wheel = &mut self.databases[usize::from(db)].claim_wheel;
+            let Some(claim) = wheel.pop_due(&mut self.claims, now) else { return };
+            let (mut next, mut item) = (i64::MAX, self.claims[claim].items);
+            let committed = self.claims[claim].committed;
+            while item != NIL {
+                let Item { deadline, closing, receipt, .. } = self.items[item];
+                if deadline > now {
+                    next = next.min(deadline);
+                } else {
+                    next = next.min(now.saturating_add(again));
+                    if committed && !closing {
+                        if receipts.len() >= limit {
+                            // The rest of this claim is the next batch's.
+                            next = now;
+                            break;
+                        }
+                        receipts.push(receipt);
+                    }
+                }
+                item = self.items[item].next;
+            }
+            self.schedule_claim(claim, next);
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Filling memory from the tables.
+
+use super::*;
+use crate::domain::bits::{Bits, CHUNK_SIZE};
+use crate::domain::wheel::Timer;
+
+/// A lane as the tables name it.
+#[derive(Clone, Copy, Debug)]
+pub struct LaneName<'n> {
+    pub queue: &'n str,
+    pub priority: u8,
+    pub shard: u8,
+    pub id: i64,
+}
+
+/// A chunk as the tables show it.
+#[derive(Clone, Copy, Debug)]
+pub struct Restored {
+    pub number: i64,
+    pub segment: u8,
+    pub born: i64,
+    /// Jobs that can be claimed and have the attempts their body says.
+    pub ready: Bits,
+    /// All committed jobs without a final disposition.
+    pub live: u16,
+    /// Jobs of transactions whose end is not known.
+    pub in_flight: u16,
+}
+
+impl Dispatcher<'_> {
+    /// Forgets everything about a database but who lives and who waits.
+    pub(super) fn clear(&mut self, db: Db) {
+        let base = usize::from(db);
+        let mut from = 0;
+        while let Some(at) = self.claims.next_used(from) {
+            from = at + 1;
+            if self.claims[at].db == db {
+                self.databases[base].claim_wheel.stop(&mut self.claims, at);
+            }
+        }
+        let mut from = 0;
+        while let Some(at) = self.releases.next_used(from) {
+            from = at + 1;
+            if self.releases[at].db == db {
+                self.databases[base].release_wheel.stop(&mut self.releases, at);
+            }
+        }
+        self.items.remove_where(|i| i.db == db);
+        self.claims.remove_where(|c| c.db == db);
+        self.releases.remove_where(|r| r.db == db);
+        self.chunks.remove_where(|c| c.db == db);
+        self.lanes.remove_where(|l| l.db == db);
+        self.doubts.remove_where(|d| d.db == db);
+        let mut from = 0;
+        while let Some(at) = self.queues.next_used(from) {
+            from = at + 1;
+            let queue = &mut self.queues[at];
+            if queue.db == db {
+                queue.lanes = NIL;
+                queue.counts = Counts::default();
+                queue.loaded = false;
+            }
+        }
+        let mut from = 0;
+        while let Some(at) = self.runtimes.next_used(from) {
+            from = at + 1;
+            if self.runtimes[at].db == db {
+                self.runtimes[at].claims = NIL;
+                self.runtimes[at].open = 0;
+                self.forget_dead_runtime(at);
+            }
+        }
+    }
+
+    /// Begins to rebuild the memory of a database that is served already. Acts of open
+    /// transactions are settled by their xid from here on.
+    pub fn begin_rebuild(
+        &mut self,
+        db: Db,
+        block: (i64, i64),
+        segments: &[Segment; SEGMENTS],
+        current: u8,
+    ) {
+        self.clear(db);
+        let database = self.base(db);
+        database.phase = Phase::Replaying;
+        database.generation += 1;
+        database.changes += 1;
+        database.next_chunk = block.0;
+        database.end_chunk = block.0 + block.1;
+        database.floor = block.0;
+        database.next_id = 0;
+        database.end_id = 0;
+        database.current = current;
+        database.segments = *segments;
+        database.next_deferred = i64::MAX;
+        database.orphans = false;
+        database.replay_due = false;
+    }
+
+    pub fn restore_lane(&mut self, db: Db, name: &LaneName<'_>) -> Result<u32, Full> {
+        let queue = self.ensure_queue(db, name.queue)?;
+        self.add_lane(db, queue, name.priority, name.shard, name.id, true)
+    }
+
+    pub fn restore_chunk(
+        &mut self,
+        db: Db,
+        name: &LaneName<'_>,
+        chunk: &Restored,
+    ) -> Result<(), Full> {
+        let lane = self.restore_lane(db, name)?;
+        let ready = chunk.ready.count();
+        let entry = Chunk {
+            db,
+            segment: chunk.segment,
+            linked: false,
+            lane,
+            number: chunk.number,
+            born: chunk.born,
+            allocated: CHUNK_SIZE as u16,
+            in_flight: chunk.in_flight,
+            live: chunk.live,
+            ready,
+            prev: NIL,
+            next: NIL,
+            bits: chunk.ready,
+        };
+        let at = self.chunks.insert(entry).ok_or(Full::Chunks)?;
+        let lane_entry = &mut self.lanes[lane];
+        lane_entry.chunks += 1;
+        lane_entry.ready += u64::from(ready);
+        lane_entry.newest = lane_entry.newest.max(chunk.number);
+        let queue = lane_entry.queue;
+        if ready > 0 {
+            self.link_chunk(at);
+        }
+        self.queues[queue].counts.available += i64::from(ready);
+        self.base(db).segments[usize::from(chunk.segment)].live += u64::from(chunk.live);
+        Ok(())
+    }
+
+    /// An open claim. Its lane has a chunk in memory: the job's. Items follow.
+    pub fn restore_claim(
+        &mut self,
+        db: Db,
+        name: &LaneName<'_>,
+        (segment, first, count): (u8, i64, u32),
+        runtime: Option<[u8; 16]>,
+        claimed_at: i64,
+    ) -> Result<u32, Full> {
+        let lane = self.restore_lane(db, name)?;
+        let owner = match runtime {
+            None => NIL,
+            Some(id) => match self.runtime(db, &id) {
+                Some(at) => at,
+                // Nobody knows it any more: it died with its session, or was buried.
+                None => {
+                    let dead = Runtime {
+                        db,
+                        liveness: Liveness::Session,
+                        dead: true,
+                        id,
+                        proc: 0,
+                        pid: 0,
+                        timeout: 0,
+                        timer: Default::default(),
+                        last_seen: claimed_at,
+                        claims: NIL,
+                        open: 0,
+                    };
+                    self.runtimes.insert(dead).ok_or(Full::Runtimes)?
+                }
+            },
+        };
+        if owner != NIL && self.runtimes[owner].dead {
+            self.base(db).orphans = true;
+        }
+        let claim = Claim {
+            db,
+            segment,
+            committed: true,
+            lane,
+            first,
+            count: 0,
+            open: 0,
+            items: NIL,
+            runtime: owner,
+            xid: 0,
+            claimed_at,
+            timer: Default::default(),
+            prev: NIL,
+            next: NIL,
+        };
+        let at = self.add_claim(claim).ok_or(Full::OpenClaims)?;
+        self.claims[at].count = count;
+        Ok(at)
+    }
+
+    /// An open item of a restored claim; `closer` is a transaction whose end is not known
+    /// and that closes it.
+    pub fn restore_item(
+        &mut self,
+        claim: u32,
+        (receipt, position): (i64, i64),
+        prior: i16,
+        deadline: i64,
+        closer: Option<u32>,
+    ) -> Result<u32, Full> {
+        let db = self.claims[claim].db;
+        let count = self.claims[claim].count;
+        let item = Item {
+            db,
+            closing: closer.is_some(),
+            rollbacks: 0,
+            prior,
+            closer: closer.unwrap_or(0),
+            claim,
+            receipt,
+            position,
+            deadline,
+            prev: NIL,
+            next: NIL,
+        };
+        let at = self.add_item(claim, item).ok_or(Full::OpenClaims)?;
+        // `add_item` counts the items of a new claim; the row said how many this one had.
+        self.claims[claim].count = count;
+        let queue = self.lanes[self.claims[claim].lane].queue;
+        self.queues[queue].counts.running += 1;
+        let timer = self.claims[claim].timer;
+        if deadline < i64::MAX && (!timer.is_running() || deadline < timer.at) {
+            self.schedule_claim(claim, deadline);
+        }
+        Ok(at)
+    }
+
+    /// Jobs that were released: timed, or ready with the attempts they had.
+    pub fn restore_release(
+        &mut self,
+        db: Db,
+        name: &LaneName<'_>,
+        (chunk, bits): (i64, &Bits),
+        prior: i16,
+        snoozed: bool,
+        due: i64,
+        now: i64,
+    ) -> Result<(), Full> {
+        let lane = self.restore_lane(db, name)?;
+        let release = Release {
+            db,
+            state: ReleaseState::Pending,
+            snoozed,
+            rollbacks: 0,
+            prior,
+            lane,
+            chunk,
+            bits: *bits,
+            timer: Timer::stopped(due),
+            born: due,
+            after: 0,
+            next: NIL,
+        };
+        let at = self.releases.insert(release).ok_or(Full::Timers)?;
+        self.start_release(at, now);
+        Ok(())
+    }
+
+    /// Something an open (prepared, or foreign) transaction did.
+    pub fn restore_doubt(&mut self, doubt: Doubt) -> Result<(), Full> {
+        self.doubts.insert(doubt).map(|_| ()).ok_or(Full::OpenClaims)
+    }
+
+    /// Totals and deferred jobs of a queue, as the tables count them.
+    pub fn restore_counts(&mut self, db: Db, queue: &str, add: &Counts) -> Result<(), Full> {
+        let at = self.ensure_queue(db, queue)?;
+        let counts = &mut self.queues[at].counts;
+        counts.scheduled += add.scheduled;
+        counts.retryable += add.retryable;
+        counts.completed += add.completed;
+        counts.failed += add.failed;
+        counts.cancelled += add.cancelled;
+        Ok(())
+    }
+
+    /// Memory equals the tables: claims and closes may go on.
+    pub fn finish_replay(&mut self, db: Db, receipts: (i64, i64), next_deferred: i64) {
+        let database = self.base(db);
+        database.next_receipt = receipts.0;
+        database.end_receipt = receipts.1;
+        database.next_deferred = database.next_deferred.min(next_deferred);
+        database.phase = Phase::Open;
+        database.changes += 1;
+        let mut from = 0;
+        while let Some(at) = self.queues.next_used(from) {
+            from = at + 1;
+            if self.queues[at].db == db {
+                let jobs = self.claimable(at);
+                self.wake(at, jobs);
+            }
+        }
+    }
+}

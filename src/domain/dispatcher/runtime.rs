@@ -1,0 +1,124 @@
+//! Runtimes: who lives, who is gone, and when the worker has to look.
+
+use super::*;
+
+impl Dispatcher<'_> {
+    pub fn register(&mut self, runtime: Runtime, now: i64) -> Result<u32, Full> {
+        let Runtime { db, liveness, timeout, .. } = runtime;
+        if self.runtimes.free() == 0 {
+            self.evict_runtimes(db);
+        }
+        let at = self.runtimes.insert(runtime).ok_or(Full::Runtimes)?;
+        if liveness == Liveness::Heartbeat {
+            self.watch_runtime(at, now.saturating_add(timeout));
+        }
+        Ok(at)
+    }
+
+    fn watch_runtime(&mut self, at: u32, due: i64) {
+        let db = self.runtimes[at].db;
+        self.databases[usize::from(db)].runtime_wheel.start(&mut self.runtimes, at, due);
+        self.wake_worker_for(db, due);
+    }
+
+    fn evict_runtimes(&mut self, db: Db) {
+        let mut from = 0;
+        while let Some(at) = self.runtimes.next_used(from) {
+            from = at + 1;
+            if self.runtimes[at].db == db {
+                self.forget_dead_runtime(at);
+            }
+        }
+    }
+
+    /// A heartbeat arrived; false when it is too late. Costs one store: the timer looks
+    /// at `last_seen` when it fires.
+    pub fn beat(&mut self, at: u32, now: i64) -> bool {
+        if self.runtimes[at].dead {
+            return false;
+        }
+        self.runtimes[at].last_seen = now;
+        true
+    }
+
+    /// Declares the heartbeat runtimes dead that were silent for too long. Returns how many.
+    pub fn fence_silent(&mut self, db: Db, now: i64) -> usize {
+        let mut fenced = 0;
+        loop {
+            let wheel = &mut self.databases[usize::from(db)].runtime_wheel;
+            let Some(at) = wheel.pop_due(&mut self.runtimes, now) else { return fenced };
+            let Runtime { last_seen, timeout, .. } = self.runtimes[at];
+            let due = last_seen.saturating_add(timeout);
+            if due > now {
+                self.watch_runtime(at, due);
+            } else {
+                self.bury_runtime(at);
+                fenced += 1;
+            }
+        }
+    }
+
+    /// From here on its receipts are refused, and its open attempts are the owner pass's.
+    pub fn bury_runtime(&mut self, at: u32) {
+        let db = self.runtimes[at].db;
+        self.runtimes[at].dead = true;
+        self.databases[usize::from(db)].runtime_wheel.stop(&mut self.runtimes, at);
+        if self.runtimes[at].claims != NIL {
+            self.orphaned_something(db);
+        } else {
+            self.forget_dead_runtime(at);
+        }
+    }
+
+    pub(super) fn orphaned_something(&mut self, db: Db) {
+        self.base(db).orphans = true;
+        self.wake_worker_for(db, i64::MIN);
+    }
+
+    pub(super) fn forget_dead_runtime(&mut self, at: u32) {
+        let Runtime { dead, claims, .. } = self.runtimes[at];
+        if dead && claims == NIL {
+            self.runtimes.remove(at);
+        }
+    }
+
+    /// A backend ended: its session runtimes are gone.
+    pub fn bury_session(&mut self, proc: u32, pid: i32) {
+        let mut from = 0;
+        while let Some(at) = self.runtimes.next_used(from) {
+            from = at + 1;
+            let runtime = &self.runtimes[at];
+            let bound = runtime.proc == proc + 1 && runtime.pid == pid;
+            if bound && runtime.liveness == Liveness::Session && !runtime.dead {
+                self.bury_runtime(at);
+            }
+        }
+    }
+
+    /// Wakes the worker if it would sleep past `due`.
+    pub fn wake_worker_for(&mut self, db: Db, due: i64) {
+        let Database { worker, worker_sleeps_until, .. } = *self.base(db);
+        if worker != 0 && due < worker_sleeps_until {
+            self.base(db).worker_sleeps_until = i64::MIN;
+            self.wakes.push(worker - 1);
+        }
+    }
+
+    /// When the worker has something to do at the latest; MAX: never.
+    pub fn next_due(&mut self, db: Db) -> i64 {
+        let database = self.base(db);
+        if database.orphans || database.replay_due || database.doubts_due {
+            return i64::MIN;
+        }
+        [
+            database.claim_wheel.next_look(),
+            database.release_wheel.next_look(),
+            database.runtime_wheel.next_look(),
+            Some(database.next_deferred),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+        .unwrap_or(i64::MAX)
+    }
+}

@@ -1,0 +1,494 @@
+//! What the dispatcher keeps in shared memory. Plain data: every entity is valid
+//! as all zeros, is named by its index in a table, and is changed only by the
+//! operations in `dispatcher`.
+
+use super::backoff::Backoff;
+use super::bits::{Bits, CHUNK_SIZE};
+use super::name::MAX_BYTES;
+use super::table::{Entry, NIL, Table, mix};
+use super::wheel::{Timer, Timers, Wheel};
+
+/// Index of a database in the dispatcher.
+pub type Db = u16;
+
+pub const YOUNG_SEGMENTS: u8 = 12;
+pub const SEGMENTS: usize = 16;
+
+/// The attempts used before an attempt, where only the job's body knows.
+pub const AS_BODY: i16 = -1;
+
+#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Phase {
+    /// The slot is free.
+    #[default]
+    Absent,
+    /// Producing works; claims and closes wait until memory equals the tables.
+    Replaying,
+    Open,
+    /// Memory may be wrong; a replay is due.
+    Suspect,
+}
+
+#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SegmentState {
+    #[default]
+    Free,
+    Current,
+    Sealed,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Segment {
+    /// Counts the truncations.
+    pub generation: i64,
+    pub state: SegmentState,
+    /// When it became current (or was sealed).
+    pub since: i64,
+    /// Acts of open transactions that write to it.
+    pub in_flight: u32,
+    /// Grows with every act, so that "nothing happened meanwhile" can be seen.
+    pub changes: u64,
+    /// Committed jobs that have no final disposition.
+    pub live: u64,
+    /// Committed jobs since it became current.
+    pub bodies: u64,
+    /// When the last of its jobs was closed for good.
+    pub last_end: i64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Database {
+    pub oid: u32,
+    pub extension: u32,
+    pub phase: Phase,
+    /// Counts the times memory was rebuilt; acts of an earlier one are settled by their xid.
+    pub generation: u64,
+    pub changes: u64,
+    /// Chunk numbers that may still be handed out: next..end, in blocks from a sequence.
+    pub next_chunk: i64,
+    pub end_chunk: i64,
+    /// Replay restores chunks below; producers of this start use those above.
+    pub floor: i64,
+    /// Receipts that may still be handed out.
+    pub next_receipt: i64,
+    pub end_receipt: i64,
+    /// Job ids that are not positions (of deferred jobs).
+    pub next_id: i64,
+    pub end_id: i64,
+    pub current: u8,
+    pub segments: [Segment; SEGMENTS],
+    pub claim_wheel: Wheel,
+    pub release_wheel: Wheel,
+    pub runtime_wheel: Wheel,
+    /// The earliest `run_at` among deferred jobs, as far as known; MAX: none.
+    pub next_deferred: i64,
+    /// A dead runtime has open attempts.
+    pub orphans: bool,
+    /// Somebody wrote to a leaf by hand, or a lock guard was lost.
+    pub replay_due: bool,
+    /// Doubtful acts that a callback could not settle may be settled now.
+    pub doubts_due: bool,
+    /// The worker of this database: proc number + 1; 0: none.
+    pub worker: u32,
+    /// The worker sleeps until then unless woken; MIN: it is awake.
+    pub worker_sleeps_until: i64,
+    /// Times of priority ageing changed the choice of a lane.
+    pub aged_claims: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueueSettings {
+    pub priority: u8,
+    pub shards: u8,
+    pub max_attempts: i16,
+    /// Microseconds; 0: none.
+    pub attempt_deadline: i64,
+    /// Microseconds a level; 0: off.
+    pub ageing: i64,
+    pub backoff: Backoff,
+}
+
+impl Default for QueueSettings {
+    fn default() -> Self {
+        Self {
+            priority: 2,
+            shards: 1,
+            max_attempts: 25,
+            attempt_deadline: 300_000_000,
+            ageing: 60_000_000,
+            backoff: Backoff::default(),
+        }
+    }
+}
+
+/// Exact numbers of jobs by state; the last three are totals.
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct Counts {
+    pub scheduled: i64,
+    pub available: i64,
+    pub running: i64,
+    pub retryable: i64,
+    pub completed: i64,
+    pub failed: i64,
+    pub cancelled: i64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Queue {
+    pub db: Db,
+    name_len: u16,
+    name: [u8; MAX_BYTES],
+    pub settings: QueueSettings,
+    pub paused: bool,
+    /// Settings and totals were read from the tables.
+    pub loaded: bool,
+    pub counts: Counts,
+    /// First of its lanes.
+    pub lanes: u32,
+    pub waiters: u32,
+}
+
+fn hash_bytes(db: Db, bytes: &[u8]) -> u64 {
+    // FNV-1a, then mixed: names are short and come from users who gain nothing by collisions
+    // (a chain is walked by comparing whole names).
+    let fnv = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64 ^ u64::from(db), |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    mix(fnv)
+}
+
+impl Queue {
+    /// The name must have passed `name::check`.
+    pub fn new(db: Db, name: &str, settings: QueueSettings) -> Self {
+        let mut bytes = [0; MAX_BYTES];
+        let len = name.len().min(MAX_BYTES);
+        bytes[..len].copy_from_slice(&name.as_bytes()[..len]);
+        Self {
+            db,
+            name_len: len as u16,
+            name: bytes,
+            settings,
+            paused: false,
+            loaded: false,
+            counts: Counts::default(),
+            lanes: NIL,
+            waiters: 0,
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        core::str::from_utf8(&self.name[..usize::from(self.name_len)]).unwrap_or("")
+    }
+
+    pub fn key(db: Db, name: &str) -> u64 {
+        hash_bytes(db, name.as_bytes())
+    }
+}
+
+impl Entry for Queue {
+    fn hash(&self) -> u64 {
+        Self::key(self.db, self.name())
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Lane {
+    pub db: Db,
+    pub priority: u8,
+    pub shard: u8,
+    /// A committed row in `queue_lanes` names it.
+    pub durable: bool,
+    pub queue: u32,
+    pub id: i64,
+    /// The next lane of its queue.
+    pub next: u32,
+    /// Where single jobs are put.
+    pub open_chunk: u32,
+    /// Chunks with ready jobs, by number.
+    pub head: u32,
+    pub tail: u32,
+    /// Where the last chunk was linked: the next one usually belongs beside it.
+    pub hint: u32,
+    /// Released jobs that are ready again.
+    pub returned: u32,
+    pub returned_tail: u32,
+    pub ready: u64,
+    /// Chunks in memory.
+    pub chunks: u32,
+    /// The highest chunk number it ever had.
+    pub newest: i64,
+}
+
+impl Lane {
+    pub fn key(queue: u32, priority: u8, shard: u8) -> u64 {
+        mix(u64::from(queue) << 16 | u64::from(priority) << 8 | u64::from(shard))
+    }
+}
+
+impl Entry for Lane {
+    fn hash(&self) -> u64 {
+        Self::key(self.queue, self.priority, self.shard)
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Chunk {
+    pub db: Db,
+    pub segment: u8,
+    pub linked: bool,
+    pub lane: u32,
+    pub number: i64,
+    /// When the oldest of the jobs now waiting in it was enqueued, at the earliest.
+    pub born: i64,
+    /// Offsets handed out.
+    pub allocated: u16,
+    /// Offsets of open transactions.
+    pub in_flight: u16,
+    /// Committed jobs without a final disposition.
+    pub live: u16,
+    pub ready: u16,
+    pub prev: u32,
+    pub next: u32,
+    pub bits: Bits,
+}
+
+impl Chunk {
+    pub fn key(db: Db, number: i64) -> u64 {
+        mix((number as u64) << 4 ^ u64::from(db))
+    }
+
+    pub fn is_full(&self) -> bool {
+        usize::from(self.allocated) == CHUNK_SIZE
+    }
+}
+
+impl Entry for Chunk {
+    fn hash(&self) -> u64 {
+        Self::key(self.db, self.number)
+    }
+}
+
+/// The chunk and the offset in it of a position.
+pub fn split(position: i64) -> (i64, u16) {
+    (position >> 10, (position & (CHUNK_SIZE as i64 - 1)) as u16)
+}
+
+pub fn position(chunk: i64, offset: u16) -> i64 {
+    chunk << 10 | i64::from(offset)
+}
+
+/// One claim row: the attempts that a call took from one lane and one segment.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Claim {
+    pub db: Db,
+    pub segment: u8,
+    pub committed: bool,
+    pub lane: u32,
+    /// The receipt of its first item.
+    pub first: i64,
+    pub count: u32,
+    /// Items that are not closed for good.
+    pub open: u32,
+    /// The first of the open ones.
+    pub items: u32,
+    /// NIL: a plain lease.
+    pub runtime: u32,
+    /// The transaction that claims, until it has committed.
+    pub xid: u32,
+    pub claimed_at: i64,
+    /// At the earliest deadline of its items.
+    pub timer: Timer,
+    /// Of its runtime's claims.
+    pub prev: u32,
+    pub next: u32,
+}
+
+impl Claim {
+    pub fn key(db: Db, first: i64) -> u64 {
+        mix(first as u64 ^ u64::from(db) << 48)
+    }
+}
+
+impl Entry for Claim {
+    fn hash(&self) -> u64 {
+        Self::key(self.db, self.first)
+    }
+}
+
+/// One claimed attempt.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Item {
+    pub db: Db,
+    /// An open transaction (`closer`) is closing it.
+    pub closing: bool,
+    /// Claims of this job that were rolled back in a row.
+    pub rollbacks: u8,
+    /// Attempts used before this one, or AS_BODY.
+    pub prior: i16,
+    pub closer: u32,
+    pub claim: u32,
+    pub receipt: i64,
+    pub position: i64,
+    /// Microseconds; MAX: none.
+    pub deadline: i64,
+    /// The neighbours in its claim.
+    pub prev: u32,
+    pub next: u32,
+}
+
+impl Item {
+    pub fn key(db: Db, receipt: i64) -> u64 {
+        mix(receipt as u64 ^ u64::from(db) << 48)
+    }
+}
+
+impl Entry for Item {
+    fn hash(&self) -> u64 {
+        Self::key(self.db, self.receipt)
+    }
+}
+
+#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum ReleaseState {
+    /// Belongs to a transaction that has not committed.
+    #[default]
+    Pending,
+    /// Waits for its time.
+    Timed,
+    /// Ready, in its lane.
+    Returned,
+}
+
+/// Jobs of one chunk that became ready again together: same due time, same attempts.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Release {
+    pub db: Db,
+    pub state: ReleaseState,
+    /// Counts as scheduled (snoozed) rather than retryable while it waits.
+    pub snoozed: bool,
+    pub rollbacks: u8,
+    /// Attempts used, or AS_BODY.
+    pub prior: i16,
+    pub lane: u32,
+    pub chunk: i64,
+    pub bits: Bits,
+    pub timer: Timer,
+    /// When it became ready, for ageing.
+    pub born: i64,
+    /// It is popped before chunks with higher numbers; negative: before everything.
+    pub after: i64,
+    /// The next in its lane.
+    pub next: u32,
+}
+
+impl Entry for Release {
+    fn hash(&self) -> u64 {
+        // Never looked up by key: only walked and indexed.
+        mix(self.chunk as u64)
+    }
+}
+
+#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Liveness {
+    #[default]
+    Session,
+    Heartbeat,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Runtime {
+    pub db: Db,
+    pub liveness: Liveness,
+    pub dead: bool,
+    pub id: [u8; 16],
+    /// Of the backend a session runtime is bound to: proc number + 1.
+    pub proc: u32,
+    pub pid: i32,
+    /// Microseconds, for heartbeats.
+    pub timeout: i64,
+    pub timer: Timer,
+    pub last_seen: i64,
+    /// Its claims with open items.
+    pub claims: u32,
+    pub open: u32,
+}
+
+impl Runtime {
+    pub fn key(db: Db, id: &[u8; 16]) -> u64 {
+        hash_bytes(db, id)
+    }
+}
+
+impl Entry for Runtime {
+    fn hash(&self) -> u64 {
+        Self::key(self.db, &self.id)
+    }
+}
+
+pub const WAITED_QUEUES: usize = 16;
+
+/// A backend that waits for jobs; its index is its proc number.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Waiter {
+    pub waiting: bool,
+    pub woken: bool,
+    pub db: Db,
+    /// More than this is any queue.
+    pub count: u16,
+    pub queues: [u32; WAITED_QUEUES],
+    /// Of all waiters, in the order of their arrival.
+    pub prev: u32,
+    pub next: u32,
+}
+
+/// An act of a transaction whose end its own backend does not report: it is
+/// prepared, or it was open while memory was rebuilt.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Doubt {
+    pub db: Db,
+    pub xid: u32,
+    /// Acts of a transaction are settled in this order.
+    pub order: u32,
+    pub act: super::undo::Act,
+}
+
+impl Entry for Doubt {
+    fn hash(&self) -> u64 {
+        mix(u64::from(self.xid))
+    }
+}
+
+impl Timers for Table<'_, Claim> {
+    fn timer(&mut self, entry: u32) -> &mut Timer {
+        &mut self[entry].timer
+    }
+}
+
+impl Timers for Table<'_, Release> {
+    fn timer(&mut self, entry: u32) -> &mut Timer {
+        &mut self[entry].timer
+    }
+}
+
+impl Timers for Table<'_, Runtime> {
+    fn timer(&mut self, entry: u32) -> &mut Timer {
+        &mut self[entry].timer
+    }
+}

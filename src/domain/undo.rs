@@ -1,0 +1,162 @@
+//! What a transaction did to shared memory, in order.
+//!
+//! The log lives in the backend. Room is made before shared memory is touched, so
+//! an act and its entry are one step: nothing can fail between them.
+
+/// How an item ends when its transaction commits.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum End {
+    /// The call that took the item has not decided yet; such a call cannot commit.
+    #[default]
+    Undecided,
+    Completed,
+    Failed,
+    Cancelled,
+    /// Copied to `deferred_jobs`, the DLQ or another segment.
+    Moved,
+    /// Ready again, through this release.
+    Released(u32),
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Act {
+    #[default]
+    Nothing,
+    /// Bodies were written at these offsets.
+    Enqueue {
+        chunk: i64,
+        first: u16,
+        count: u16,
+    },
+    /// The row of the lane was written.
+    Lane {
+        lane: u32,
+        id: i64,
+    },
+    Claim {
+        claim: u32,
+        first: i64,
+    },
+    Close {
+        item: u32,
+        receipt: i64,
+        end: End,
+    },
+    /// A release was reserved for the Close entries that follow it.
+    Release {
+        release: u32,
+    },
+    /// Rows were put into (or taken out of) `deferred_jobs`.
+    Defer {
+        queue: u32,
+        retryable: bool,
+        count: i32,
+        due: i64,
+    },
+    Pause {
+        queue: u32,
+        paused: bool,
+    },
+    /// Settings or totals of the queue changed in the table: read them again.
+    Configure {
+        queue: u32,
+    },
+    Register {
+        runtime: u32,
+    },
+    Deregister {
+        runtime: u32,
+    },
+    /// The segment became current; the former one is sealed.
+    Rotate {
+        segment: u8,
+        since: i64,
+    },
+    /// The segment was truncated.
+    Truncate {
+        segment: u8,
+        generation: i64,
+    },
+    /// Somebody else wrote to a leaf.
+    Foreign,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    pub db: u16,
+    /// Of the database's memory when the act happened.
+    pub generation: u64,
+    pub subxact: u32,
+    pub act: Act,
+}
+
+#[derive(Default)]
+pub struct UndoLog {
+    entries: Vec<Entry>,
+}
+
+impl UndoLog {
+    pub const fn new() -> Self {
+        Self { entries: Vec::new() }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Makes room for `count` more entries; false when memory is short.
+    pub fn reserve(&mut self, count: usize) -> bool {
+        self.entries.try_reserve(count).is_ok()
+    }
+
+    /// Room must have been reserved. Returns the index, for `decide`.
+    pub fn push(&mut self, entry: Entry) -> usize {
+        self.entries.push(entry);
+        self.entries.len() - 1
+    }
+
+    /// Fills in how a taken item ends.
+    pub fn decide(&mut self, index: usize, how: End) {
+        if let Some(Entry { act: Act::Close { end, .. }, .. }) = self.entries.get_mut(index) {
+            *end = how;
+        }
+    }
+
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// A subtransaction committed: its acts are its parent's now.
+    pub fn relabel(&mut self, subxact: u32, parent: u32) {
+        for entry in self.entries.iter_mut().rev() {
+            if entry.subxact < subxact {
+                break;
+            }
+            entry.subxact = parent;
+        }
+    }
+
+    /// The last act of the subtransaction or of one inside it, taken off the log.
+    pub fn pop_from(&mut self, subxact: u32) -> Option<Entry> {
+        if self.entries.last()?.subxact < subxact { None } else { self.entries.pop() }
+    }
+
+    pub fn pop(&mut self) -> Option<Entry> {
+        self.entries.pop()
+    }
+
+    /// The end of the transaction: the log is empty, its memory is kept for the next
+    /// one unless a huge transaction blew it up.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+        if self.entries.capacity() > 65_536 {
+            self.entries = Vec::new();
+        }
+    }
+}
