@@ -149,6 +149,8 @@ pub struct Queue {
     pub paused: bool,
     /// Settings and totals were read from the tables.
     pub loaded: bool,
+    /// Grows when settings change, and with a new queue in the slot.
+    pub version: u32,
     pub counts: Counts,
     /// First of its lanes.
     pub lanes: u32,
@@ -177,6 +179,7 @@ impl Queue {
             settings,
             paused: false,
             loaded: false,
+            version: 0,
             counts: Counts::default(),
             lanes: NIL,
             waiters: 0,

@@ -68,10 +68,14 @@ impl Dispatcher<'_> {
             }
             Act::Pause { queue, paused } => {
                 self.queues[queue].paused = paused;
+                self.queues[queue].version = self.queues[queue].version.wrapping_add(1);
                 let jobs = self.claimable(queue);
                 self.wake(queue, jobs);
             }
-            Act::Configure { queue } => self.queues[queue].loaded = false,
+            Act::Configure { queue } => {
+                self.queues[queue].loaded = false;
+                self.queues[queue].version = self.queues[queue].version.wrapping_add(1);
+            }
             Act::Deregister { runtime } => {
                 if self.runtimes.get(runtime).is_some_and(|r| r.db == db) {
                     self.bury_runtime(runtime);
@@ -263,16 +267,14 @@ impl Dispatcher<'_> {
         true
     }
 
-    /// Some transaction whose acts are in doubt.
-    pub fn doubtful_xids(&self, db: Db, from: u32) -> Option<(u32, u32)> {
-        let mut at = from;
-        while let Some(found) = self.doubts.next_used(at) {
-            if self.doubts[found].db == db {
-                return Some((found + 1, self.doubts[found].xid));
-            }
-            at = found + 1;
-        }
-        None
+    /// Forgets the doubts of a transaction whose own backend undoes its acts after all.
+    pub fn drop_doubts(&mut self, xid: u32) {
+        self.doubts.remove_where(|d| d.xid == xid);
+    }
+
+    /// Some transaction whose acts are in doubt, and where to go on from.
+    pub fn next_doubt(&self, from: u32) -> Option<(u32, u32)> {
+        self.doubts.next_used(from).map(|at| (at + 1, self.doubts[at].xid))
     }
 
     /// The transaction ended: its doubts become facts.

@@ -1,0 +1,162 @@
+//! The ends of transactions and backends: acts of the undo log become facts, or never
+//! happened.
+//!
+//! The commit callback runs after ProcArrayEndTransaction, so everybody sees the rows,
+//! and before the transaction's lock on its own xid goes (xact.c, CommitTransaction): who
+//! finds a row that memory does not know waits for that lock and asks memory again.
+
+use super::session::{leave_wait, with_log};
+use crate::domain::undo::Act;
+use crate::error::{Error, Result, SqlState};
+use crate::pg::{debug_point::debug_point, exit, latch, xact};
+
+/// To be called once a backend, before its first act.
+pub fn install() {
+    xact::set_handlers(xact::Handlers {
+        pre_commit,
+        commit,
+        abort,
+        pre_prepare,
+        prepare,
+        sub_commit,
+        sub_abort,
+    });
+    exit::on_exit(leave);
+}
+
+fn pre_commit() -> Result<()> {
+    let claims = with_log(|log| log.entries().iter().filter(|e| is_claim(&e.act)).count());
+    if claims == 0 {
+        return Ok(());
+    }
+    if super::with(|d| with_log(|log| log.entries().iter().any(|e| d.owner_is_dead(e)))) {
+        return Err(runtime_gone());
+    }
+    let only_claims = with_log(|log| log.len() == claims);
+    if only_claims {
+        // A crash that forgets a claim delivers its jobs again, which is what a crash of the
+        // worker does too. Nothing else may ride on this commit (see store::claims).
+        xact::commit_async_if_last_record_is(crate::store::claims::last_record());
+    }
+    Ok(())
+}
+
+fn is_claim(act: &Act) -> bool {
+    matches!(act, Act::Claim { .. })
+}
+
+fn commit() {
+    debug_point!("commit_before_settle");
+    if !with_log(|log| log.is_empty()) {
+        let now = xact::now();
+        super::with(|d| {
+            with_log(|log| {
+                for entry in log.entries() {
+                    d.settle(entry, now);
+                }
+            });
+        });
+    }
+    with_log(|log| log.clear());
+}
+
+fn abort() {
+    if !with_log(|log| log.is_empty()) {
+        let now = xact::now();
+        let prepared = xact::prepared_xid();
+        super::with(|d| {
+            if let Some(xid) = prepared {
+                d.drop_doubts(xid);
+            }
+            with_log(|log| {
+                while let Some(entry) = log.pop() {
+                    d.undo(&entry, now);
+                }
+            });
+        });
+    }
+    with_log(|log| log.clear());
+    leave_wait();
+}
+
+fn sub_commit(subxact: u32, parent: u32) {
+    with_log(|log| log.relabel(subxact, parent));
+}
+
+fn sub_abort(subxact: u32) {
+    if with_log(|log| log.is_empty()) {
+        return;
+    }
+    let now = xact::now();
+    super::with(|d| {
+        with_log(|log| {
+            while let Some(entry) = log.pop_from(subxact) {
+                d.undo(&entry, now);
+            }
+        });
+    });
+}
+
+/// A claim cannot be prepared: its items would be open to nobody. The rest is kept in
+/// shared memory until somebody learns how the prepared transaction ended.
+fn pre_prepare() -> Result<()> {
+    let (any, claims) = with_log(|log| {
+        let bound = |act: &Act| {
+            matches!(act, Act::Claim { .. } | Act::Register { .. } | Act::Deregister { .. })
+        };
+        (!log.is_empty(), log.entries().iter().any(|e| bound(&e.act)))
+    });
+    if claims {
+        return Err(Error::new(
+            SqlState::FEATURE_NOT_SUPPORTED,
+            "cannot PREPARE a transaction that has claimed jobs or registered a runtime",
+        )
+        .hint("Commit the claim before the work, or complete without two-phase commit."));
+    }
+    if !any {
+        return Ok(());
+    }
+    let xid = xact::top_xid();
+    if super::with(|d| with_log(|log| d.keep_doubts(xid, log.entries()))) {
+        xact::set_prepared_xid(xid);
+        Ok(())
+    } else {
+        Err(Error::new(SqlState::CAPACITY, "too many acts in prepared transactions")
+            .detail("The limit follows from \"max_prepared_transactions\"."))
+    }
+}
+
+fn prepare() {
+    with_log(|log| log.clear());
+}
+
+/// The backend ends. Its last transaction was aborted before (ShutdownPostgres is a
+/// before_shmem_exit callback), so what it held is open again when its runtimes die.
+fn leave() {
+    let (proc, pid) = (latch::my_proc_number(), latch::my_pid());
+    super::with(|d| {
+        d.abandon_wait(proc);
+        d.bury_session(proc, pid);
+    });
+}
+
+/// Settles the acts of transactions that have ended without their own backend: prepared
+/// ones, and those that were open while memory was rebuilt.
+pub fn probe_doubts() {
+    let mut from = 0;
+    while let Some((next, xid)) = super::with(|d| d.next_doubt(from)) {
+        from = next;
+        if xact::is_in_progress(xid) {
+            continue;
+        }
+        let (committed, now) = (xact::did_commit(xid), xact::now());
+        super::with(|d| d.settle_doubts(xid, committed, now));
+    }
+}
+
+/// AW002.
+pub fn runtime_gone() -> Error {
+    Error::new(SqlState::RUNTIME_GONE, "the runtime is unknown or was declared dead")
+        .detail("Its open attempts have been given to others.")
+        .hint("Register a new runtime.")
+}

@@ -1,0 +1,236 @@
+//! Giving ready jobs to a worker.
+
+use super::session::{capacity, confirm, reserve_log, with_log, with_open};
+use crate::domain::dispatcher::{Owner, Popped, Request};
+use crate::domain::entities::{AS_BODY, Db};
+use crate::error::{Error, Result};
+use crate::pg::datum::{Datum, FromDatum, Interval};
+use crate::pg::debug_point::debug_point;
+use crate::pg::xact;
+use crate::store::body::{self, Placed};
+use crate::store::claims::{self, ClaimedItem, NewClaim};
+
+/// Timers that a claim looks at on its way, so that a due job is not late because the
+/// worker is.
+const DUE_AT_ONCE: usize = 64;
+
+/// What a worker gets.
+pub struct Claimed {
+    pub receipt: i64,
+    pub queue: String,
+    pub priority: u8,
+    pub attempt: i16,
+    /// Microseconds; MAX: none.
+    pub deadline: i64,
+    pub job: Placed,
+}
+
+pub struct Wanted<'a> {
+    pub queues: &'a [String],
+    pub max_jobs: usize,
+    pub runtime: Option<[u8; 16]>,
+    /// Microseconds; None: the job's own or the queue's.
+    pub deadline: Option<i64>,
+}
+
+/// What a claim found, for `claim_outcome()`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    Claimed,
+    Empty,
+    Paused,
+}
+
+/// Looks whether there is anything to claim, without a transaction id: an idle worker
+/// writes nothing.
+pub fn look(wanted: &Wanted<'_>) -> Result<Outcome> {
+    let now = xact::now();
+    let found = with_open(|d, db| {
+        d.return_due(db, now, DUE_AT_ONCE);
+        check_owner(d, db, wanted.runtime)?;
+        let (mut any, mut paused) = (false, !wanted.queues.is_empty());
+        for name in wanted.queues {
+            let Some(queue) = d.queue(db, name) else {
+                paused = false;
+                continue;
+            };
+            any |= d.claimable(queue) > 0;
+            paused &= d.queues[queue].paused;
+        }
+        Ok(if any {
+            Outcome::Claimed
+        } else if paused {
+            Outcome::Paused
+        } else {
+            Outcome::Empty
+        })
+    })?;
+    found
+}
+
+fn check_owner(
+    d: &crate::domain::dispatcher::Dispatcher<'_>,
+    db: Db,
+    runtime: Option<[u8; 16]>,
+) -> Result<Owner> {
+    let Some(id) = runtime else { return Ok(Owner::Lease) };
+    match d.runtime(db, &id) {
+        Some(at) if !d.runtimes[at].dead => Ok(Owner::Runtime(at)),
+        _ => Err(super::runtime_gone()),
+    }
+}
+
+/// Takes jobs. Rolled back, they are ready again and no attempt was used.
+pub fn claim(wanted: &Wanted<'_>) -> Result<Vec<Claimed>> {
+    let xid = xact::top_xid();
+    let subxact = xact::current_subxact();
+    let now = xact::now();
+    reserve_log(wanted.max_jobs)?;
+    let mut popped: Vec<Popped> = Vec::with_capacity(wanted.max_jobs);
+    let mut queues: Vec<u32> = Vec::with_capacity(wanted.queues.len());
+    let (db, generation) = with_open(|d, db| {
+        let owner = check_owner(d, db, wanted.runtime)?;
+        queues.clear();
+        queues.extend(wanted.queues.iter().filter_map(|name| d.queue(db, name)));
+        let request = Request {
+            db,
+            queues: &queues,
+            want: wanted.max_jobs,
+            owner,
+            xid,
+            subxact,
+            now,
+            deadline: wanted.deadline,
+        };
+        with_log(|log| d.claim(&request, &mut popped, log)).map_err(capacity)?;
+        Ok((db, d.databases[usize::from(db)].generation))
+    })??;
+    debug_point!("claim_popped");
+    if popped.is_empty() {
+        return Ok(Vec::new());
+    }
+    let jobs = read_bodies(&popped)?;
+    let deadlines = describe(db, wanted, &popped, &jobs, now);
+    write_claims(wanted, &popped, &jobs, &deadlines, now)?;
+    confirm(db, generation)?;
+    Ok(deliver(popped, jobs, &deadlines))
+}
+
+fn read_bodies(popped: &[Popped]) -> Result<Vec<Placed>> {
+    let mut jobs = Vec::with_capacity(popped.len());
+    for run in popped.chunk_by(|a, b| a.segment == b.segment) {
+        let positions: Vec<i64> = run.iter().map(|p| p.position).collect();
+        jobs.extend(body::read(run[0].segment, &positions)?);
+    }
+    Ok(jobs)
+}
+
+fn attempt(popped: &Popped, job: &Placed) -> i16 {
+    let prior = if popped.prior == AS_BODY { job.body.attempts } else { popped.prior };
+    prior.saturating_add(1)
+}
+
+/// The deadline of each attempt; memory learns what only the bodies know.
+fn describe(
+    db: Db,
+    wanted: &Wanted<'_>,
+    popped: &[Popped],
+    jobs: &[Placed],
+    now: i64,
+) -> Vec<i64> {
+    let own = |job: &Placed| {
+        if wanted.deadline.is_some() {
+            return None;
+        }
+        // SAFETY-free: the column is an interval; see store::body.
+        job.body.attempt_deadline.map(interval_micros)
+    };
+    let deadlines: Vec<i64> = popped
+        .iter()
+        .zip(jobs)
+        .map(|(p, job)| match own(job) {
+            None => p.deadline,
+            Some(0) if wanted.runtime.is_some() => i64::MAX,
+            Some(0) => p.deadline,
+            Some(micros) => now.saturating_add(micros),
+        })
+        .collect();
+    let special = popped.iter().zip(jobs).zip(&deadlines).any(|((p, job), deadline)| {
+        *deadline != p.deadline || (p.prior == AS_BODY && job.body.attempts != 0)
+    });
+    if special {
+        super::with(|d| {
+            for ((p, job), deadline) in popped.iter().zip(jobs).zip(&deadlines) {
+                d.describe_item(db, p.receipt, attempt(p, job) - 1, *deadline);
+            }
+        });
+    }
+    deadlines
+}
+
+fn interval_micros(datum: Datum) -> i64 {
+    Interval::read(datum).to_micros()
+}
+
+fn write_claims(
+    wanted: &Wanted<'_>,
+    popped: &[Popped],
+    jobs: &[Placed],
+    deadlines: &[i64],
+    now: i64,
+) -> Result<()> {
+    let items: Vec<ClaimedItem> = popped
+        .iter()
+        .zip(jobs)
+        .zip(deadlines)
+        .map(|((p, job), deadline)| ClaimedItem {
+            job_id: job.job_id(),
+            position: p.position,
+            attempt: attempt(p, job),
+            deadline: *deadline,
+        })
+        .collect();
+    let mut rows = Vec::new();
+    let mut at = 0;
+    for run in popped.chunk_by(|a, b| a.claim == b.claim) {
+        let items = items.get(at..at + run.len()).ok_or_else(|| Error::internal("claim cut"))?;
+        rows.push(NewClaim {
+            segment: run[0].segment,
+            id: run[0].claim,
+            lane_id: run[0].lane_id,
+            claimed_at: now,
+            runtime: wanted.runtime,
+            items,
+        });
+        at += run.len();
+    }
+    claims::write(&rows)
+}
+
+fn deliver(popped: Vec<Popped>, jobs: Vec<Placed>, deadlines: &[i64]) -> Vec<Claimed> {
+    let mut names: Vec<(u32, String)> = Vec::new();
+    super::with(|d| {
+        for p in &popped {
+            if names.iter().all(|(queue, _)| *queue != p.queue) {
+                let name = d.queues.get(p.queue).map_or("", |q| q.name()).to_owned();
+                names.push((p.queue, name));
+            }
+        }
+    });
+    popped
+        .into_iter()
+        .zip(jobs)
+        .zip(deadlines)
+        .map(|((p, job), deadline)| Claimed {
+            receipt: p.receipt,
+            queue: names
+                .iter()
+                .find(|(queue, _)| *queue == p.queue)
+                .map_or_else(String::new, |(_, name)| name.clone()),
+            priority: p.priority,
+            attempt: attempt(&p, &job),
+            deadline: *deadline,
+            job,
+        })
+        .collect()
+}

@@ -1,0 +1,410 @@
+//! The ends of attempts: completed, failed, released, rescued.
+
+use super::enqueue::write_deferred;
+use super::session::{confirm, reserve_log, with_log, with_open};
+use crate::domain::dispatcher::{Take, Taken};
+use crate::domain::entities::{Db, split};
+use crate::domain::undo::End;
+use crate::error::{Error, Result, SqlState};
+use crate::pg::datum::Datum;
+use crate::pg::debug_point::debug_point;
+use crate::pg::xact;
+use crate::store::body::{self, Placed};
+use crate::store::closures::{self, NewClosure};
+use crate::store::deferred::{Deferred, Kind};
+use crate::store::done::{self, Done};
+use crate::store::outcome::Outcome;
+
+/// A backoff longer than this waits on disk, microseconds.
+const SHORT: i64 = 60_000_000;
+
+/// Who closes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Closer {
+    /// The worker that has the receipt: refused when its runtime is dead.
+    Owner,
+    /// A rescue: skips what an open transaction holds.
+    Rescue,
+}
+
+/// Items this transaction is closing.
+pub struct Hold {
+    db: Db,
+    generation: u64,
+    pub taken: Vec<Taken>,
+}
+
+/// AW001.
+pub fn stale(receipt: i64) -> Error {
+    Error::new(SqlState::STALE_RECEIPT, "the receipt no longer owns its job")
+        .detail(format!(
+            "Receipt {receipt} was completed, failed, released, rescued or cancelled, or never issued."
+        ))
+        .hint("Roll back what was done for this attempt; another attempt has or had the job.")
+}
+
+/// Takes receipts for closing: all that are open at once, then the owner waits for those
+/// that other transactions hold. Stale ones are left out.
+///
+/// * `receipts` - sorted, without repetition
+pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
+    let xid = xact::top_xid();
+    let subxact = xact::current_subxact();
+    let mut taken = Vec::with_capacity(receipts.len());
+    let mut busy: Vec<(i64, u32)> = Vec::new();
+    // One entry for the item, one for a release it may need.
+    reserve_log(2 * receipts.len())?;
+    let owner = closer == Closer::Owner;
+    let (db, generation) = with_open(|d, db| {
+        with_log(|log| {
+            for receipt in receipts {
+                match d.take(db, *receipt, xid, subxact, owner, log) {
+                    Take::Taken(item) => taken.push(item),
+                    Take::Busy(holder) => busy.push((*receipt, holder)),
+                    Take::Stale => {}
+                }
+            }
+        });
+        (db, d.databases[usize::from(db)].generation)
+    })?;
+    debug_point!("close_taken");
+    if owner {
+        for (receipt, mut holder) in busy {
+            loop {
+                // Through the lock manager, so that deadlocks are seen, and lock_timeout and
+                // cancels work. No lock of ours is held.
+                xact::wait_for_xid(holder);
+                let again = with_open(|d, db| {
+                    with_log(|log| d.take(db, receipt, xid, subxact, true, log))
+                })?;
+                match again {
+                    Take::Taken(item) => taken.push(item),
+                    Take::Busy(next) => {
+                        if next == holder && !xact::is_in_progress(holder) {
+                            // It ended, but its own backend will not report: it was prepared.
+                            super::probe_doubts();
+                        }
+                        holder = next;
+                        continue;
+                    }
+                    Take::Stale => {}
+                }
+                break;
+            }
+        }
+    }
+    Ok(Hold { db, generation, taken })
+}
+
+/// One closure row a claim and end: `Taken` of one claim, in the order of their items.
+struct Batch {
+    segment: u8,
+    claim: i64,
+    count: u32,
+    items: Vec<u32>,
+    outcome: Outcome,
+    due: Option<i64>,
+}
+
+fn write_batches(mut batches: Vec<Batch>, now: i64, error: Option<&str>) -> Result<()> {
+    batches.sort_by_key(|b| (b.segment, b.claim));
+    for run in batches.chunk_by(|a, b| a.segment == b.segment) {
+        let rows: Vec<NewClosure<'_>> = run
+            .iter()
+            .map(|b| NewClosure {
+                claim_id: b.claim,
+                count: b.count,
+                items: &b.items,
+                closed_at: now,
+                due_at: b.due,
+                outcome: b.outcome,
+                error,
+                result: None,
+            })
+            .collect();
+        closures::write(run[0].segment, &rows)?;
+    }
+    Ok(())
+}
+
+fn batch(batches: &mut Vec<Batch>, item: &Taken, outcome: Outcome, due: Option<i64>) {
+    let number = (item.receipt - item.claim) as u32;
+    let same = |b: &&mut Batch| b.claim == item.claim && b.outcome == outcome && b.due == due;
+    // Items come sorted by receipt, so those of one claim come together.
+    match batches.iter_mut().rev().take(4).find(same) {
+        Some(batch) => batch.items.push(number),
+        None => batches.push(Batch {
+            segment: item.segment,
+            claim: item.claim,
+            count: item.count,
+            items: vec![number],
+            outcome,
+            due,
+        }),
+    }
+}
+
+/// Completes what was taken.
+pub fn complete(hold: Hold) -> Result<()> {
+    let now = xact::now();
+    let mut batches = Vec::new();
+    for item in &hold.taken {
+        batch(&mut batches, item, Outcome::Completed, None);
+    }
+    write_batches(batches, now, None)?;
+    decide(&hold.taken, |_| End::Completed);
+    confirm(hold.db, hold.generation)
+}
+
+/// Completes one attempt and keeps its result.
+pub fn complete_with_result(hold: Hold, result: Datum) -> Result<()> {
+    let now = xact::now();
+    for item in &hold.taken {
+        let items = [(item.receipt - item.claim) as u32];
+        closures::write(
+            item.segment,
+            &[NewClosure {
+                claim_id: item.claim,
+                count: item.count,
+                items: &items,
+                closed_at: now,
+                due_at: None,
+                outcome: Outcome::Completed,
+                error: None,
+                result: Some(result),
+            }],
+        )?;
+    }
+    decide(&hold.taken, |_| End::Completed);
+    confirm(hold.db, hold.generation)
+}
+
+fn decide(taken: &[Taken], end: impl Fn(&Taken) -> End) {
+    with_log(|log| {
+        for item in taken {
+            log.decide(item.log, end(item));
+        }
+    });
+}
+
+/// What becomes of an attempt that did not complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Ready again at this time; the attempt counts.
+    Retry { due: i64 },
+    /// As `Retry`, and the attempt does not count.
+    GiveBack { due: i64 },
+    Fail,
+}
+
+/// An attempt as a judge sees it.
+pub struct Case<'a> {
+    pub taken: &'a Taken,
+    pub job: &'a Placed,
+    pub attempt: i16,
+    pub backoff: crate::domain::backoff::Backoff,
+}
+
+/// The number of the attempt. Claims tell memory about attempts that a body brought along,
+/// so what memory does not know is the first.
+fn attempt_of(item: &Taken) -> i16 {
+    item.prior.max(0).saturating_add(1)
+}
+
+/// Ends attempts as the judge says, and tells what it said.
+pub fn conclude(
+    hold: Hold,
+    error: Option<&str>,
+    judge: impl Fn(&Case<'_>) -> Verdict,
+) -> Result<Vec<Verdict>> {
+    let now = xact::now();
+    let Hold { db, generation, mut taken } = hold;
+    taken.sort_by_key(|item| (item.segment, item.receipt));
+    let mut verdicts = Vec::with_capacity(taken.len());
+    for run in taken.chunk_by(|a, b| a.segment == b.segment) {
+        let positions: Vec<i64> = run.iter().map(|item| item.position).collect();
+        let jobs = body::read(run[0].segment, &positions)?;
+        let backoffs = super::with(|d| {
+            run.iter()
+                .map(|item| d.queues.get(item.queue).map_or_else(Default::default, |q| q.settings.backoff))
+                .collect::<Vec<_>>()
+        });
+        let mut plan = Plan { db, now, error, ..Plan::default() };
+        for ((item, job), backoff) in run.iter().zip(&jobs).zip(backoffs) {
+            let attempt = attempt_of(item);
+            let verdict = judge(&Case { taken: item, job, attempt, backoff });
+            plan.add(item, job, attempt, verdict);
+            verdicts.push(verdict);
+        }
+        plan.carry_out()?;
+    }
+    confirm(db, generation)?;
+    Ok(verdicts)
+}
+
+/// Gives attempts back without reading their jobs: none of them counts.
+pub fn give_back(hold: Hold) -> Result<u64> {
+    let now = xact::now();
+    let Hold { db, generation, taken } = hold;
+    let mut plan = Plan { db, now, ..Plan::default() };
+    for item in &taken {
+        plan.release(item, item.prior, Outcome::Released, now);
+    }
+    let overflow = plan.overflow();
+    if overflow {
+        return Err(super::capacity(crate::domain::dispatcher::Full::Timers));
+    }
+    plan.carry_out()?;
+    confirm(db, generation)?;
+    Ok(taken.len() as u64)
+}
+
+/// What a batch of attempts in one segment comes to.
+#[derive(Default)]
+struct Plan<'a> {
+    db: Db,
+    now: i64,
+    error: Option<&'a str>,
+    ends: Vec<(usize, End)>,
+    batches: Vec<Batch>,
+    done: Vec<(u32, Done)>,
+    deferred: Vec<(u32, Deferred)>,
+    /// Releases under way: lane, chunk, attempts, due.
+    releases: Vec<((u32, i64, i16, i64), u32)>,
+    out_of_timers: bool,
+}
+
+impl Plan<'_> {
+    fn add(&mut self, item: &Taken, job: &Placed, attempt: i16, verdict: Verdict) {
+        match verdict {
+            Verdict::Retry { due } => self.retry(item, job, attempt, Outcome::Retryable, due),
+            Verdict::GiveBack { due } => {
+                self.retry(item, job, attempt - 1, Outcome::Released, due);
+            }
+            Verdict::Fail => {
+                let mut body = job.body;
+                body.attempts = attempt;
+                body.history = self.history(job, attempt);
+                self.done.push((
+                    item.lane,
+                    Done {
+                        job_id: job.job_id(),
+                        failed: true,
+                        finalized_at: self.now,
+                        attempted_at: None,
+                        last_receipt: Some(item.receipt),
+                        queue: String::new(),
+                        priority: item.priority,
+                        shard: 0,
+                        run_at: job.body.run_at(),
+                        body,
+                    },
+                ));
+                batch(&mut self.batches, item, Outcome::Failed, None);
+                self.ends.push((item.log, End::Failed));
+            }
+        }
+    }
+
+    /// The errors the body brought along, and this one.
+    fn history(&self, job: &Placed, attempt: i16) -> Option<Datum> {
+        crate::store::history::with_error(job.body.history, attempt, self.now, self.error)
+    }
+
+    fn retry(&mut self, item: &Taken, job: &Placed, used: i16, outcome: Outcome, due: i64) {
+        if due - self.now <= SHORT && self.release(item, used, outcome, due) {
+            return;
+        }
+        let mut body = job.body;
+        body.attempts = used;
+        body.history = self.history(job, used);
+        self.deferred.push((
+            item.lane,
+            Deferred {
+                job_id: job.job_id(),
+                kind: if outcome == Outcome::Retryable { Kind::Retryable } else { Kind::Scheduled },
+                run_at: due,
+                queue: String::new(),
+                priority: item.priority,
+                shard: 0,
+                body,
+            },
+        ));
+        batch(&mut self.batches, item, Outcome::Moved, Some(due));
+        self.ends.push((item.log, End::Moved));
+    }
+
+    /// Ready again in place. False when timers are used up.
+    fn release(&mut self, item: &Taken, used: i16, outcome: Outcome, due: i64) -> bool {
+        let (chunk, offset) = split(item.position);
+        let key = (item.lane, chunk, used, due);
+        let known = self.releases.iter().rev().take(8).find(|(k, _)| *k == key).map(|(_, r)| *r);
+        let subxact = xact::current_subxact();
+        let reserved = super::with(|d| {
+            let release = match known {
+                Some(release) => Some(release),
+                None => with_log(|log| {
+                    d.reserve_release(self.db, (item.lane, chunk), used, false, due, log, subxact)
+                }),
+            };
+            if let Some(release) = release {
+                d.add_to_release(release, offset);
+            }
+            release
+        });
+        let Some(release) = reserved else {
+            self.out_of_timers = true;
+            return false;
+        };
+        if known.is_none() {
+            self.releases.push((key, release));
+        }
+        batch(&mut self.batches, item, outcome, Some(due));
+        self.ends.push((item.log, End::Released(release)));
+        true
+    }
+
+    fn overflow(&self) -> bool {
+        self.out_of_timers
+    }
+
+    fn carry_out(mut self) -> Result<()> {
+        self.name_lanes();
+        if !self.done.is_empty() {
+            let rows: Vec<Done> = self.done.into_iter().map(|(_, row)| row).collect();
+            done::write(&rows)?;
+        }
+        if !self.deferred.is_empty() {
+            let rows: Vec<Deferred> = self.deferred.into_iter().map(|(_, row)| row).collect();
+            write_deferred(self.db, &rows)?;
+        }
+        write_batches(self.batches, self.now, self.error)?;
+        with_log(|log| {
+            for (entry, end) in self.ends {
+                log.decide(entry, end);
+            }
+        });
+        Ok(())
+    }
+
+    /// Rows outside the segments name their queue.
+    fn name_lanes(&mut self) {
+        if self.done.is_empty() && self.deferred.is_empty() {
+            return;
+        }
+        super::with(|d| {
+            let name = |lane: u32| {
+                d.lanes.get(lane).map_or_else(
+                    || (String::new(), 0),
+                    |l| (d.queues.get(l.queue).map_or("", |q| q.name()).to_owned(), l.shard),
+                )
+            };
+            for (lane, row) in &mut self.done {
+                (row.queue, row.shard) = name(*lane);
+            }
+            for (lane, row) in &mut self.deferred {
+                (row.queue, row.shard) = name(*lane);
+            }
+        });
+    }
+}

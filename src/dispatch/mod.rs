@@ -1,0 +1,107 @@
+//! The dispatcher of `domain` in shared memory: its lock, and what a backend keeps
+//! about its own transaction.
+//!
+//! One lock guards all of it (docs/adr/0001-one-dispatcher-lock.md). Sections under
+//! the lock are short, allocate nothing from Postgres, raise nothing and wait for
+//! nothing; latches are set after its release.
+
+mod callbacks;
+mod layout;
+mod session;
+
+use std::sync::OnceLock;
+
+use crate::domain::dispatcher::{Dispatcher, Wakes};
+use crate::domain::entities::{Db, Phase};
+use crate::error::{Error, Result, SqlState};
+use crate::pg::{latch, lwlock, shmem};
+
+pub use callbacks::{install, probe_doubts};
+pub use layout::{Capacities, Layout};
+pub use session::{attach, capacity, leave_wait, log_act, reserve_log, with_log, with_open};
+
+/// The number of the dispatcher lock in the tranche.
+pub const LOCK: usize = 0;
+
+struct Place {
+    layout: Layout,
+    /// Of the dispatcher's part in the block.
+    offset: usize,
+}
+
+static PLACE: OnceLock<Place> = OnceLock::new();
+
+/// Says where the dispatcher lies; once, while the server starts.
+pub fn plan(capacities: Capacities, offset: usize) -> usize {
+    let layout = Layout::new(capacities);
+    let size = layout.size;
+    // A second plan cannot come: settings of a running server do not change.
+    let _ = PLACE.set(Place { layout, offset });
+    size
+}
+
+fn place() -> Option<(&'static Layout, *mut u8)> {
+    let Place { layout, offset } = PLACE.get()?;
+    let base = shmem::base()?;
+    // SAFETY: the block was requested with room for this part.
+    Some((layout, unsafe { base.as_ptr().add(*offset) }))
+}
+
+/// Lays out the zeroed block, at start and after a crash of a backend.
+pub fn format(block: *mut u8) {
+    let Some(Place { layout, offset }) = PLACE.get() else { return };
+    let mut wakes = Wakes::new();
+    // SAFETY: the block is new: nobody else looks at it yet.
+    unsafe { layout.view(block.add(*offset), &mut wakes) }.format();
+}
+
+/// Runs `body` under the dispatcher lock, then wakes whom it wants woken.
+///
+/// `body` must be short and must neither call Postgres nor panic; should it panic all
+/// the same, every database is replayed, since what it left behind is unknown.
+pub fn with<R>(body: impl FnOnce(&mut Dispatcher<'_>) -> R) -> R {
+    let Some((layout, base)) = place() else {
+        // Every way in has checked that shared memory is there.
+        panic!("the dispatcher has no shared memory");
+    };
+    let mut wakes = Wakes::new();
+    let result = {
+        let _guard = lwlock::acquire(LOCK).on_poison(suspect_all);
+        // SAFETY: the lock is held exclusively for as long as the view lives.
+        let mut dispatcher = unsafe { layout.view(base, &mut wakes) };
+        body(&mut dispatcher)
+    };
+    for proc in wakes.as_slice() {
+        latch::set_latch_of(*proc);
+    }
+    result
+}
+
+/// A guard was lost to a panic: what it protected may be half-written.
+fn suspect_all(_lock: usize) {
+    let Some((layout, base)) = place() else { return };
+    let mut wakes = Wakes::new();
+    // SAFETY: the lock is still held; the view of the panicking frame is not used again.
+    let dispatcher = unsafe { layout.view(base, &mut wakes) };
+    for database in dispatcher.databases.iter_mut() {
+        if database.phase != Phase::Absent {
+            database.phase = Phase::Suspect;
+            database.replay_due = true;
+        }
+    }
+}
+
+/// AW003: memory does not equal the tables yet.
+pub fn replaying() -> Error {
+    Error::new(SqlState::REPLAYING, "the dispatcher is still replaying")
+        .detail("Memory is rebuilt from the tables after a start of the server.")
+        .hint("Try again in a moment. If this lasts, see whether the awa worker of this database runs.")
+}
+
+/// A database of the dispatcher, by its slot.
+pub type Slot = Db;
+
+/// Whether memory of this database can be trusted now.
+pub fn is_open(dispatcher: &Dispatcher<'_>, db: Db) -> Result<bool> {
+    Ok(dispatcher.databases[usize::from(db)].phase == Phase::Open)
+}

@@ -1,0 +1,86 @@
+//! What a backend knows about its own transaction, and its way to the dispatcher.
+
+use std::cell::RefCell;
+
+use crate::domain::dispatcher::{Dispatcher, Full};
+use crate::domain::entities::{Db, Phase};
+use crate::domain::undo::{Act, Entry, UndoLog};
+use crate::error::{Error, Result, SqlState};
+use crate::pg::{catalog, latch, xact};
+use crate::store;
+
+/// How long a claim or a close waits for the end of a replay, microseconds.
+const PATIENCE: i64 = 5_000_000;
+
+thread_local! {
+    static LOG: RefCell<UndoLog> = const { RefCell::new(UndoLog::new()) };
+}
+
+/// Runs `body` on the undo log of this transaction. No Postgres call inside: a FATAL
+/// there would run our callbacks, which need the log, on top of the borrow.
+pub fn with_log<R>(body: impl FnOnce(&mut UndoLog) -> R) -> R {
+    LOG.with_borrow_mut(body)
+}
+
+/// Makes room for `count` acts, and arms the callbacks that settle them.
+pub fn reserve_log(count: usize) -> Result<()> {
+    xact::arm();
+    if with_log(|log| log.reserve(count)) {
+        Ok(())
+    } else {
+        Err(Error::new(SqlState(*b"53200"), "out of memory").detail(
+            "The undo log of this transaction cannot grow any further.",
+        ))
+    }
+}
+
+/// Notes an act for which `reserve_log` made room, under the dispatcher lock.
+pub fn log_act(dispatcher: &Dispatcher<'_>, db: Db, subxact: u32, act: Act) {
+    let generation = dispatcher.databases[usize::from(db)].generation;
+    with_log(|log| log.push(Entry { db, generation, subxact, act }));
+}
+
+/// AW004 that names the setting.
+pub fn capacity(full: Full) -> Error {
+    Error::new(SqlState::CAPACITY, "a capacity of the dispatcher is used up")
+        .detail(format!("The limit is \"{}\".", full.setting()))
+        .hint("Raise the setting and restart the server, or let running work finish first.")
+}
+
+/// The slot of this database; begins to serve it if this is the first use since the
+/// server started. Producing needs no more than this.
+pub fn attach() -> Result<Db> {
+    let (oid, extension) = catalog::identity()?;
+    if let Some(db) = super::with(|d| d.database(oid, extension)) {
+        return Ok(db);
+    }
+    let (segments, current) = store::segments::read_states()?;
+    let block = store::chunks::next_block()?;
+    let now = xact::now();
+    super::with(|d| d.attach(oid, extension, block, &segments, current, now)).map_err(capacity)
+}
+
+/// The slot of this database once memory equals the tables: waits up to five seconds
+/// for a replay, then AW003.
+pub fn with_open<R>(mut body: impl FnMut(&mut Dispatcher<'_>, Db) -> R) -> Result<R> {
+    let db = attach()?;
+    let until = xact::now() + PATIENCE;
+    loop {
+        let done = super::with(|d| {
+            (d.databases[usize::from(db)].phase == Phase::Open).then(|| body(d, db))
+        });
+        if let Some(result) = done {
+            return Ok(result);
+        }
+        if xact::now() >= until {
+            return Err(super::replaying());
+        }
+        latch::wait(10);
+    }
+}
+
+/// The wait of this backend ends, however it ends.
+pub fn leave_wait() {
+    let proc = latch::my_proc_number();
+    super::with(|d| d.abandon_wait(proc));
+}

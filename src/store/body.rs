@@ -1,0 +1,194 @@
+//! Bodies: the row that a job is, in `ready_entries`.
+
+use crate::error::{Error, Result};
+use crate::pg::catalog::{self, Leaf};
+use crate::pg::datum::{Datum, Timestamp, ToDatum};
+use crate::pg::heap::{LockMode, Row, Snapshot, Table};
+
+/// Numbers of the columns of `ready_entries`.
+pub mod column {
+    pub const POSITION: usize = 1;
+    pub const LANE_ID: usize = 2;
+    pub const CREATED_AT: usize = 3;
+    pub const JOB_ID: usize = 4;
+    pub const RUN_AT: usize = 5;
+    pub const EXPIRES_AT: usize = 6;
+    pub const ATTEMPTS: usize = 7;
+    pub const MAX_ATTEMPTS: usize = 8;
+    pub const KIND: usize = 9;
+    pub const ARGS: usize = 10;
+    pub const METADATA: usize = 11;
+    pub const TAGS: usize = 12;
+    pub const UNIQUE_KEY: usize = 13;
+    pub const UNIQUE_STATES: usize = 14;
+    pub const ORDERING_KEY: usize = 15;
+    pub const CONCURRENCY_KEY: usize = 16;
+    pub const ATTEMPT_DEADLINE: usize = 17;
+    pub const HISTORY: usize = 18;
+    pub const COUNT: usize = 18;
+}
+
+/// What a job is, wherever its row lies. Values that users gave pass through untouched.
+#[derive(Clone, Copy, Debug)]
+pub struct Body {
+    pub created_at: i64,
+    /// None: equal to `created_at`.
+    pub run_at: Option<i64>,
+    pub expires_at: Option<i64>,
+    /// Used before this row was written.
+    pub attempts: i16,
+    pub max_attempts: i16,
+    pub kind: Datum,
+    pub args: Datum,
+    pub metadata: Option<Datum>,
+    pub tags: Option<Datum>,
+    pub unique_key: Option<Datum>,
+    pub unique_states: Option<Datum>,
+    pub ordering_key: Option<Datum>,
+    pub concurrency_key: Option<Datum>,
+    pub attempt_deadline: Option<Datum>,
+    pub history: Option<Datum>,
+}
+
+impl Body {
+    pub fn run_at(&self) -> i64 {
+        self.run_at.unwrap_or(self.created_at)
+    }
+
+    /// The columns that `done_entries`, `deferred_jobs` and `dlq_entries` end with.
+    pub fn tail(&self) -> [Option<Datum>; 10] {
+        [
+            Some(self.kind),
+            Some(self.args),
+            self.metadata,
+            self.tags,
+            self.unique_key,
+            self.unique_states,
+            self.ordering_key,
+            self.concurrency_key,
+            self.attempt_deadline,
+            self.history,
+        ]
+    }
+}
+
+/// A body and where it lies.
+#[derive(Clone, Copy, Debug)]
+pub struct Placed {
+    pub position: i64,
+    pub lane_id: i64,
+    /// None: equal to the position.
+    pub job_id: Option<i64>,
+    pub body: Body,
+}
+
+impl Placed {
+    pub fn job_id(&self) -> i64 {
+        self.job_id.unwrap_or(self.position)
+    }
+
+    fn to_row(self) -> [Option<Datum>; column::COUNT] {
+        let body = &self.body;
+        let [kind, args, metadata, tags, key, states, ordering, concurrency, deadline, history] =
+            body.tail();
+        [
+            Some(self.position.to_datum()),
+            Some(self.lane_id.to_datum()),
+            Some(Timestamp(body.created_at).to_datum()),
+            self.job_id.map(|id| id.to_datum()),
+            body.run_at.map(|at| Timestamp(at).to_datum()),
+            body.expires_at.map(|at| Timestamp(at).to_datum()),
+            Some(body.attempts.to_datum()),
+            Some(body.max_attempts.to_datum()),
+            kind,
+            args,
+            metadata,
+            tags,
+            key,
+            states,
+            ordering,
+            concurrency,
+            deadline,
+            history,
+        ]
+    }
+
+    /// Copies a row out of its page.
+    pub fn from_row(row: &Row<'_>) -> Result<Self> {
+        use column as c;
+        let missing = || Error::internal("a row of ready_entries lacks a value");
+        Ok(Self {
+            position: row.i64(c::POSITION)?.ok_or_else(missing)?,
+            lane_id: row.i64(c::LANE_ID)?.ok_or_else(missing)?,
+            job_id: row.i64(c::JOB_ID)?,
+            body: Body {
+                created_at: row.timestamp(c::CREATED_AT)?.ok_or_else(missing)?,
+                run_at: row.timestamp(c::RUN_AT)?,
+                expires_at: row.timestamp(c::EXPIRES_AT)?,
+                attempts: row.i16(c::ATTEMPTS)?.ok_or_else(missing)?,
+                max_attempts: row.i16(c::MAX_ATTEMPTS)?.ok_or_else(missing)?,
+                kind: row.copy(c::KIND)?.ok_or_else(missing)?,
+                args: row.copy(c::ARGS)?.ok_or_else(missing)?,
+                metadata: row.copy(c::METADATA)?,
+                tags: row.copy(c::TAGS)?,
+                unique_key: row.copy(c::UNIQUE_KEY)?,
+                unique_states: row.copy(c::UNIQUE_STATES)?,
+                ordering_key: row.copy(c::ORDERING_KEY)?,
+                concurrency_key: row.copy(c::CONCURRENCY_KEY)?,
+                attempt_deadline: row.copy(c::ATTEMPT_DEADLINE)?,
+                history: row.copy(c::HISTORY)?,
+            },
+        })
+    }
+}
+
+/// Appends bodies to a segment.
+pub fn write(segment: u8, jobs: &[Placed]) -> Result<()> {
+    let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::RowExclusive)?;
+    if let [job] = jobs {
+        table.insert(&job.to_row())?;
+    } else {
+        let rows: Vec<_> = jobs.iter().map(|job| job.to_row()).collect();
+        table.insert_many(&rows)?;
+    }
+    table.close();
+    Ok(())
+}
+
+/// The bodies at these positions of one segment, in the order asked for.
+///
+/// The dispatcher has proved that their transactions committed, hence SnapshotSelf: the row
+/// is seen in every isolation level, and a serializable transaction takes no lock on it.
+pub fn read(segment: u8, positions: &[i64]) -> Result<Vec<Placed>> {
+    let mut order: Vec<usize> = (0..positions.len()).collect();
+    order.sort_unstable_by_key(|at| positions[*at]);
+    let mut found: Vec<Option<Placed>> = vec![None; positions.len()];
+    let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::AccessShare)?;
+    let index = catalog::leaf(Leaf::ReadyPosition, segment)?;
+    let mut rest = order.as_slice();
+    while let Some((first, _)) = rest.split_first() {
+        // One range scan for positions that are close: neighbours share their pages.
+        let run = rest
+            .windows(2)
+            .position(|pair| positions[pair[1]] - positions[pair[0]] > 32)
+            .map_or(rest.len(), |at| at + 1);
+        let (run, behind) = rest.split_at(run);
+        let last = run[run.len() - 1];
+        let mut next = 0;
+        table.index_range(index, positions[*first], positions[last], Snapshot::SelfSnap, |row| {
+            let position = row.i64(column::POSITION)?.unwrap_or(-1);
+            while next < run.len() && positions[run[next]] < position {
+                next += 1;
+            }
+            if next < run.len() && positions[run[next]] == position {
+                found[run[next]] = Some(Placed::from_row(row)?);
+                next += 1;
+            }
+            Ok(next < run.len())
+        })?;
+        rest = behind;
+    }
+    table.close();
+    let missing = || Error::internal("a job that memory knows has no body");
+    found.into_iter().map(|job| job.ok_or_else(missing)).collect()
+}

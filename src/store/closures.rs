@@ -1,0 +1,73 @@
+//! Closure rows: items of one claim that came to the same end together.
+
+use crate::error::Result;
+use crate::pg::catalog::{self, Leaf};
+use crate::pg::datum::{self, Char, Datum, Timestamp, ToDatum};
+use crate::pg::heap::{LockMode, Table};
+
+use super::outcome::Outcome;
+
+pub mod column {
+    pub const CLAIM_ID: usize = 1;
+    pub const CLOSED_AT: usize = 2;
+    pub const DUE_AT: usize = 3;
+    pub const OUTCOME: usize = 4;
+    pub const ITEMS: usize = 5;
+    pub const POSITIONS: usize = 6;
+    pub const ERROR: usize = 7;
+    pub const RESULT: usize = 8;
+}
+
+pub struct NewClosure<'a> {
+    pub claim_id: i64,
+    /// How many items the claim had.
+    pub count: u32,
+    /// Their numbers in the claim.
+    pub items: &'a [u32],
+    pub closed_at: i64,
+    pub due_at: Option<i64>,
+    pub outcome: Outcome,
+    pub error: Option<&'a str>,
+    pub result: Option<Datum>,
+}
+
+/// Appends closures to the segment that holds the bodies.
+pub fn write(segment: u8, closures: &[NewClosure<'_>]) -> Result<()> {
+    let table = Table::open(catalog::leaf(Leaf::Closures, segment)?, LockMode::RowExclusive)?;
+    let rows: Vec<_> = closures.iter().map(to_row).collect();
+    if let [row] = rows.as_slice() {
+        table.insert(row)?;
+    } else {
+        table.insert_many(&rows)?;
+    }
+    table.close();
+    Ok(())
+}
+
+fn to_row(closure: &NewClosure<'_>) -> [Option<Datum>; 8] {
+    let all = closure.items.len() == closure.count as usize;
+    [
+        Some(closure.claim_id.to_datum()),
+        Some(Timestamp(closure.closed_at).to_datum()),
+        closure.due_at.map(|at| Timestamp(at).to_datum()),
+        Some(Char(closure.outcome.code()).to_datum()),
+        (!all).then(|| datum::bytea(&bitmap(closure.count, closure.items))),
+        None,
+        closure.error.map(ToDatum::to_datum),
+        closure.result,
+    ]
+}
+
+/// Bit i, from the low end of byte i/8, is item i. Zero bytes at the end are left out.
+fn bitmap(count: u32, items: &[u32]) -> Vec<u8> {
+    let mut bytes = vec![0_u8; count.div_ceil(8) as usize];
+    for item in items {
+        if let Some(byte) = bytes.get_mut(*item as usize / 8) {
+            *byte |= 1 << (item % 8);
+        }
+    }
+    while bytes.last() == Some(&0) {
+        bytes.pop();
+    }
+    bytes
+}

@@ -1,0 +1,184 @@
+//! Jobs that wait for their time on disk: scheduled ones, and long backoffs.
+
+use crate::domain::entities::Counts;
+use crate::error::{Error, Result};
+use crate::pg::catalog;
+use crate::pg::datum::{Datum, Timestamp, ToDatum};
+use crate::pg::heap::{LockMode, Row, Snapshot, Table, Tid};
+use crate::pg::{datum, spi};
+use std::collections::HashMap;
+
+use super::body::Body;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Scheduled,
+    Retryable,
+}
+
+impl Kind {
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Scheduled => "scheduled",
+            Self::Retryable => "retryable",
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Deferred {
+    pub job_id: i64,
+    pub kind: Kind,
+    pub run_at: i64,
+    pub queue: String,
+    pub priority: u8,
+    pub shard: u8,
+    pub body: Body,
+}
+
+impl Deferred {
+    fn to_row(&self) -> Result<[Option<Datum>; 20]> {
+        let b = &self.body;
+        let [kind, args, metadata, tags, key, states, ordering, concurrency, deadline, history] =
+            b.tail();
+        Ok([
+            Some(self.job_id.to_datum()),
+            Some(datum::job_state(self.kind.label())?),
+            Some(Timestamp(self.run_at).to_datum()),
+            Some(self.queue.as_str().to_datum()),
+            Some(i16::from(self.priority).to_datum()),
+            Some(i16::from(self.shard).to_datum()),
+            Some(Timestamp(b.created_at).to_datum()),
+            b.expires_at.map(|at| Timestamp(at).to_datum()),
+            Some(b.attempts.to_datum()),
+            Some(b.max_attempts.to_datum()),
+            kind,
+            args,
+            metadata,
+            tags,
+            key,
+            states,
+            ordering,
+            concurrency,
+            deadline,
+            history,
+        ])
+    }
+
+    fn from_row(row: &Row<'_>) -> Result<Self> {
+        let missing = || Error::internal("a row of deferred_jobs lacks a value");
+        let kind = match row.enum_label(2)?.as_deref() {
+            Some("retryable") => Kind::Retryable,
+            _ => Kind::Scheduled,
+        };
+        Ok(Self {
+            job_id: row.i64(1)?.ok_or_else(missing)?,
+            kind,
+            run_at: row.timestamp(3)?.ok_or_else(missing)?,
+            queue: row.text(4)?.ok_or_else(missing)?,
+            priority: row.i16(5)?.ok_or_else(missing)? as u8,
+            shard: row.i16(6)?.ok_or_else(missing)? as u8,
+            body: Body {
+                created_at: row.timestamp(7)?.ok_or_else(missing)?,
+                run_at: None,
+                expires_at: row.timestamp(8)?,
+                attempts: row.i16(9)?.ok_or_else(missing)?,
+                max_attempts: row.i16(10)?.ok_or_else(missing)?,
+                kind: row.copy(11)?.ok_or_else(missing)?,
+                args: row.copy(12)?.ok_or_else(missing)?,
+                metadata: row.copy(13)?,
+                tags: row.copy(14)?,
+                unique_key: row.copy(15)?,
+                unique_states: row.copy(16)?,
+                ordering_key: row.copy(17)?,
+                concurrency_key: row.copy(18)?,
+                attempt_deadline: row.copy(19)?,
+                history: row.copy(20)?,
+            },
+        })
+    }
+}
+
+/// Puts jobs aside.
+pub fn write(jobs: &[Deferred]) -> Result<()> {
+    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::RowExclusive)?;
+    let rows = jobs.iter().map(Deferred::to_row).collect::<Result<Vec<_>>>()?;
+    if let [row] = rows.as_slice() {
+        table.insert(row)?;
+    } else {
+        table.insert_many(&rows)?;
+    }
+    table.close();
+    Ok(())
+}
+
+/// Up to `limit` jobs that are due, by time, with the rows they lie in.
+pub fn read_due(now: i64, limit: usize) -> Result<Vec<(Tid, Deferred)>> {
+    let mut due = Vec::new();
+    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare)?;
+    let index = catalog::relation("deferred_jobs_run_at")?;
+    table.index_range(index, i64::MIN, now, Snapshot::SelfSnap, |row| {
+        due.push((row.tid(), Deferred::from_row(row)?));
+        Ok(due.len() < limit)
+    })?;
+    table.close();
+    Ok(due)
+}
+
+/// When the next job is due after those that are; None: none waits.
+pub fn next_run_at() -> Result<Option<i64>> {
+    let mut next = None;
+    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare)?;
+    let index = catalog::relation("deferred_jobs_run_at")?;
+    table.index_range(index, i64::MIN, i64::MAX, Snapshot::SelfSnap, |row| {
+        next = row.timestamp(3)?;
+        Ok(false)
+    })?;
+    table.close();
+    Ok(next)
+}
+
+const DELETE: &str = "
+DELETE FROM awa.deferred_jobs WHERE job_id OPERATOR(pg_catalog.=) $1 RETURNING job_id";
+
+/// Takes a job out; false when another transaction was faster.
+pub fn delete(job_id: i64) -> Result<bool> {
+    spi::as_owner(|spi| spi.execute(DELETE, &[spi::Arg::I64(job_id)])).map(|rows| rows > 0)
+}
+
+/// One job by its id.
+pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Deferred>> {
+    let mut found = None;
+    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare)?;
+    let index = catalog::relation("deferred_jobs_pkey")?;
+    table.index_range(index, job_id, job_id, snapshot, |row| {
+        found = Some(Deferred::from_row(row)?);
+        Ok(false)
+    })?;
+    table.close();
+    Ok(found)
+}
+
+/// Every deferred job a snapshot sees.
+pub fn read_all(snapshot: Snapshot, mut take: impl FnMut(Deferred) -> Result<bool>) -> Result<()> {
+    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare)?;
+    table.scan(snapshot, |row| take(Deferred::from_row(row)?))?;
+    table.close();
+    Ok(())
+}
+
+/// How many jobs each queue has put aside.
+pub fn count(snapshot: Snapshot) -> Result<HashMap<String, Counts>> {
+    let mut counts: HashMap<String, Counts> = HashMap::new();
+    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare)?;
+    table.scan(snapshot, |row| {
+        let entry = counts.entry(row.text(4)?.unwrap_or_default()).or_default();
+        match row.enum_label(2)?.as_deref() {
+            Some("retryable") => entry.retryable += 1,
+            _ => entry.scheduled += 1,
+        }
+        Ok(true)
+    })?;
+    table.close();
+    Ok(counts)
+}

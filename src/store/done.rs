@@ -1,0 +1,116 @@
+//! Failed and cancelled jobs, whole, for their retention.
+
+use crate::error::{Error, Result};
+use crate::pg::catalog;
+use crate::pg::datum::{self, Datum, Timestamp, ToDatum};
+use crate::pg::heap::{LockMode, Row, Snapshot, Table};
+
+use super::body::Body;
+
+#[derive(Clone, Debug)]
+pub struct Done {
+    pub job_id: i64,
+    /// Else cancelled.
+    pub failed: bool,
+    pub finalized_at: i64,
+    pub attempted_at: Option<i64>,
+    pub last_receipt: Option<i64>,
+    pub queue: String,
+    pub priority: u8,
+    pub shard: u8,
+    pub run_at: i64,
+    /// Its `attempts` are those used in all.
+    pub body: Body,
+}
+
+impl Done {
+    fn to_row(&self) -> Result<[Option<Datum>; 22]> {
+        let b = &self.body;
+        let [kind, args, metadata, tags, key, states, ordering, concurrency, deadline, history] =
+            b.tail();
+        Ok([
+            Some(self.job_id.to_datum()),
+            Some(datum::job_state(if self.failed { "failed" } else { "cancelled" })?),
+            Some(Timestamp(self.finalized_at).to_datum()),
+            self.attempted_at.map(|at| Timestamp(at).to_datum()),
+            self.last_receipt.map(|r| r.to_datum()),
+            Some(self.queue.as_str().to_datum()),
+            Some(i16::from(self.priority).to_datum()),
+            Some(i16::from(self.shard).to_datum()),
+            Some(Timestamp(b.created_at).to_datum()),
+            Some(Timestamp(self.run_at).to_datum()),
+            Some(b.attempts.to_datum()),
+            Some(b.max_attempts.to_datum()),
+            kind,
+            args,
+            metadata,
+            tags,
+            key,
+            states,
+            ordering,
+            concurrency,
+            deadline,
+            history,
+        ])
+    }
+
+    fn from_row(row: &Row<'_>) -> Result<Self> {
+        let missing = || Error::internal("a row of done_entries lacks a value");
+        Ok(Self {
+            job_id: row.i64(1)?.ok_or_else(missing)?,
+            failed: row.enum_label(2)?.as_deref() == Some("failed"),
+            finalized_at: row.timestamp(3)?.ok_or_else(missing)?,
+            attempted_at: row.timestamp(4)?,
+            last_receipt: row.i64(5)?,
+            queue: row.text(6)?.ok_or_else(missing)?,
+            priority: row.i16(7)?.ok_or_else(missing)? as u8,
+            shard: row.i16(8)?.ok_or_else(missing)? as u8,
+            run_at: row.timestamp(10)?.ok_or_else(missing)?,
+            body: Body {
+                created_at: row.timestamp(9)?.ok_or_else(missing)?,
+                run_at: row.timestamp(10)?,
+                expires_at: None,
+                attempts: row.i16(11)?.ok_or_else(missing)?,
+                max_attempts: row.i16(12)?.ok_or_else(missing)?,
+                kind: row.copy(13)?.ok_or_else(missing)?,
+                args: row.copy(14)?.ok_or_else(missing)?,
+                metadata: row.copy(15)?,
+                tags: row.copy(16)?,
+                unique_key: row.copy(17)?,
+                unique_states: row.copy(18)?,
+                ordering_key: row.copy(19)?,
+                concurrency_key: row.copy(20)?,
+                attempt_deadline: row.copy(21)?,
+                history: row.copy(22)?,
+            },
+        })
+    }
+}
+
+pub fn write(jobs: &[Done]) -> Result<()> {
+    let table = Table::open(catalog::relation("done_entries")?, LockMode::RowExclusive)?;
+    for job in jobs {
+        table.insert(&job.to_row()?)?;
+    }
+    table.close();
+    Ok(())
+}
+
+pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Done>> {
+    let mut found = None;
+    let table = Table::open(catalog::relation("done_entries")?, LockMode::AccessShare)?;
+    let index = catalog::relation("done_entries_pkey")?;
+    table.index_range(index, job_id, job_id, snapshot, |row| {
+        found = Some(Done::from_row(row)?);
+        Ok(false)
+    })?;
+    table.close();
+    Ok(found)
+}
+
+pub fn read_all(snapshot: Snapshot, mut take: impl FnMut(Done) -> Result<bool>) -> Result<()> {
+    let table = Table::open(catalog::relation("done_entries")?, LockMode::AccessShare)?;
+    table.scan(snapshot, |row| take(Done::from_row(row)?))?;
+    table.close();
+    Ok(())
+}

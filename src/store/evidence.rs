@@ -1,0 +1,451 @@
+//! What the rows of one segment say about its jobs.
+//!
+//! One reading serves all who need the truth from the tables: replay, the proof before a
+//! truncation, `awa.check()`, and the readers of jobs. It costs a few bits a job.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::outcome::Outcome;
+use super::{body, claims, closures};
+use crate::domain::bits::Bits;
+use crate::domain::entities::split;
+use crate::error::{Error, Result};
+use crate::pg::catalog::{self, Leaf};
+use crate::pg::heap::{Fate, LockMode, Row, Snapshot, Table};
+
+/// Which rows count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// Those a snapshot sees.
+    Seen(Snapshot),
+    /// All that committed, and those of transactions whose end is open, as pending.
+    Everything,
+}
+
+/// For which jobs the ends of their attempts are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    None,
+    /// Of the job at this position.
+    Of(i64),
+    All,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ChunkEvidence {
+    pub lane_id: i64,
+    /// When its first job was enqueued.
+    pub born: i64,
+    pub bodies: Bits,
+    /// The segment is done with them.
+    pub disposed: Bits,
+    pub open: Bits,
+    /// Released by their latest attempt.
+    pub released: Bits,
+    /// Bodies of transactions whose end is open.
+    pub pending: u16,
+}
+
+impl ChunkEvidence {
+    /// Jobs that were never claimed or whose claims are forgotten.
+    pub fn ready(&self) -> Bits {
+        let mut ready = Bits::default();
+        for bit in self.bodies.iter() {
+            let taken = self.disposed.contains(bit)
+                || self.open.contains(bit)
+                || self.released.contains(bit);
+            if !taken {
+                ready.insert(bit);
+            }
+        }
+        ready
+    }
+
+    pub fn live(&self) -> u16 {
+        self.bodies.iter().filter(|bit| !self.disposed.contains(*bit)).count() as u16
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct ClaimHeader {
+    pub id: i64,
+    pub lane_id: i64,
+    pub claimed_at: i64,
+    pub runtime: Option<[u8; 16]>,
+    pub count: u32,
+    /// Of the claiming transaction, while its end is open.
+    pub xid: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct OpenItem {
+    /// Index in `claims`.
+    pub claim: usize,
+    pub receipt: i64,
+    pub position: i64,
+    pub job_id: i64,
+    pub attempt: i16,
+    /// Microseconds; MAX: none.
+    pub deadline: i64,
+    /// A transaction whose end is open closes it like this.
+    pub closing: Option<(u32, Outcome, Option<i64>)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Released {
+    pub receipt: i64,
+    /// Attempts used.
+    pub attempts: i16,
+    pub due: i64,
+    pub snoozed: bool,
+}
+
+/// How an attempt ended.
+#[derive(Clone, Debug)]
+pub struct AttemptEnd {
+    pub receipt: i64,
+    pub attempt: i16,
+    pub runtime: Option<[u8; 16]>,
+    pub claimed_at: i64,
+    pub closed_at: i64,
+    pub outcome: Outcome,
+    pub error: Option<String>,
+    /// Text of the jsonb.
+    pub result: Option<String>,
+}
+
+/// Jobs that came to an end, by lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ends {
+    pub completed: i64,
+    pub failed: i64,
+    pub cancelled: i64,
+}
+
+#[derive(Default)]
+pub struct Evidence {
+    pub chunks: BTreeMap<i64, ChunkEvidence>,
+    pub claims: Vec<ClaimHeader>,
+    pub open: Vec<OpenItem>,
+    /// By position.
+    pub released: HashMap<i64, Released>,
+    pub ends: HashMap<i64, Ends>,
+    /// By position; see `Detail`.
+    pub attempts: HashMap<i64, Vec<AttemptEnd>>,
+    /// Positions of bodies of transactions whose end is open.
+    pub pending: Vec<(u32, i64)>,
+    pub bodies: u64,
+    pub disposed: u64,
+    pub last_end: i64,
+    /// Contradictions between the rows, in words.
+    pub faults: Vec<String>,
+}
+
+struct Closure {
+    all: bool,
+    items: Vec<u8>,
+    outcome: Outcome,
+    due: Option<i64>,
+    closed_at: i64,
+    xid: Option<u32>,
+    error: Option<String>,
+    result: Option<String>,
+}
+
+impl Closure {
+    fn covers(&self, item: u32) -> bool {
+        self.all || self.items.get(item as usize / 8).is_some_and(|b| b & (1 << (item % 8)) != 0)
+    }
+}
+
+struct ClaimRow {
+    header: ClaimHeader,
+    attempt: i16,
+    attempts: Option<Vec<i16>>,
+    job_ids: Vec<i64>,
+    positions: Option<Vec<i64>>,
+    deadline: Option<i64>,
+    deadlines: Option<Vec<Option<i64>>>,
+}
+
+impl ClaimRow {
+    fn position(&self, item: usize) -> i64 {
+        self.positions.as_ref().unwrap_or(&self.job_ids).get(item).copied().unwrap_or(-1)
+    }
+
+    fn attempt(&self, item: usize) -> i16 {
+        self.attempts.as_ref().and_then(|a| a.get(item).copied()).unwrap_or(self.attempt)
+    }
+
+    fn deadline(&self, item: usize) -> i64 {
+        let own = self.deadlines.as_ref().and_then(|d| d.get(item).copied().flatten());
+        own.or(self.deadline).unwrap_or(i64::MAX)
+    }
+}
+
+fn missing() -> Error {
+    Error::internal("a row of a segment lacks a value")
+}
+
+/// The open transaction that wrote the row, if its end is open; None to skip the row.
+fn standing(row: &Row<'_>, sight: Sight) -> Result<Option<Option<u32>>> {
+    if let Sight::Seen(_) = sight {
+        return Ok(Some(None));
+    }
+    Ok(match row.fate()? {
+        Fate::Committed => Some(None),
+        Fate::Aborted => None,
+        Fate::InProgress(xid) => Some(Some(xid)),
+    })
+}
+
+fn snapshot(sight: Sight) -> Snapshot {
+    match sight {
+        Sight::Seen(snapshot) => snapshot,
+        Sight::Everything => Snapshot::Any,
+    }
+}
+
+/// Reads a segment.
+///
+/// * `below` - bodies at this position and after are left out, with all that is said of them
+pub fn read(segment: u8, sight: Sight, detail: Detail, below: i64) -> Result<Evidence> {
+    let mut evidence = Evidence { last_end: i64::MIN, ..Evidence::default() };
+    // Closures first, bodies last: what is closed was claimed before, what is claimed was
+    // written before, so a row that arrives between the scans is never half of a pair whose
+    // other half is missed in the wrong direction.
+    let closures = read_closures(segment, sight, detail, below, &mut evidence)?;
+    let rows = read_claims(segment, sight)?;
+    for row in &rows {
+        weigh_claim(row, &closures, detail, below, &mut evidence);
+    }
+    read_bodies(segment, sight, below, &mut evidence)?;
+    for chunk in evidence.chunks.values() {
+        let disposed = chunk.bodies.iter().filter(|bit| chunk.disposed.contains(*bit)).count();
+        evidence.disposed += disposed as u64;
+    }
+    Ok(evidence)
+}
+
+fn read_closures(
+    segment: u8,
+    sight: Sight,
+    detail: Detail,
+    below: i64,
+    evidence: &mut Evidence,
+) -> Result<HashMap<i64, Vec<Closure>>> {
+    use closures::column as c;
+    let mut closures: HashMap<i64, Vec<Closure>> = HashMap::new();
+    let table = Table::open(catalog::leaf(Leaf::Closures, segment)?, LockMode::AccessShare)?;
+    table.scan(snapshot(sight), |row| {
+        let Some(xid) = standing(row, sight)? else { return Ok(true) };
+        let code = row.char(c::OUTCOME)?.ok_or_else(missing)?;
+        let outcome = Outcome::from_code(code)
+            .ok_or_else(|| Error::internal(format!("unknown outcome {code} in a closure")))?;
+        let closed_at = row.timestamp(c::CLOSED_AT)?.ok_or_else(missing)?;
+        if outcome.is_final() && xid.is_none() {
+            evidence.last_end = evidence.last_end.max(closed_at);
+        }
+        let Some(claim) = row.i64(c::CLAIM_ID)? else {
+            for position in row.i64_array(c::POSITIONS)?.unwrap_or_default() {
+                if position < below && xid.is_none() {
+                    dispose(evidence, position, outcome);
+                }
+            }
+            return Ok(true);
+        };
+        let items = row.bytea(c::ITEMS)?;
+        let keep = detail != Detail::None;
+        closures.entry(claim).or_default().push(Closure {
+            all: items.is_none(),
+            items: items.unwrap_or_default(),
+            outcome,
+            due: row.timestamp(c::DUE_AT)?,
+            closed_at,
+            xid,
+            error: if keep { row.text(c::ERROR)? } else { None },
+            result: if keep { row.jsonb_text(c::RESULT)? } else { None },
+        });
+        Ok(true)
+    })?;
+    table.close();
+    Ok(closures)
+}
+
+fn read_claims(segment: u8, sight: Sight) -> Result<Vec<ClaimRow>> {
+    use claims::column as c;
+    let mut rows = Vec::new();
+    let table = Table::open(catalog::leaf(Leaf::Claims, segment)?, LockMode::AccessShare)?;
+    table.scan(snapshot(sight), |row| {
+        let Some(xid) = standing(row, sight)? else { return Ok(true) };
+        let job_ids = row.i64_array(c::JOB_IDS)?.ok_or_else(missing)?;
+        rows.push(ClaimRow {
+            header: ClaimHeader {
+                id: row.i64(c::CLAIM_ID)?.ok_or_else(missing)?,
+                lane_id: row.i64(c::LANE_ID)?.ok_or_else(missing)?,
+                claimed_at: row.timestamp(c::CLAIMED_AT)?.ok_or_else(missing)?,
+                runtime: row.uuid(c::RUNTIME)?,
+                count: job_ids.len() as u32,
+                xid,
+            },
+            attempt: row.i16(c::ATTEMPT)?.ok_or_else(missing)?,
+            attempts: row.i16_array(c::ATTEMPTS)?,
+            positions: row.i64_array(c::POSITIONS)?,
+            deadline: row.timestamp(c::DEADLINE_AT)?,
+            deadlines: row.timestamp_array(c::DEADLINES)?,
+            job_ids,
+        });
+        Ok(true)
+    })?;
+    table.close();
+    // Receipts grow with time: the latest attempt of a job comes last.
+    rows.sort_unstable_by_key(|row| row.header.id);
+    Ok(rows)
+}
+
+fn dispose(evidence: &mut Evidence, position: i64, outcome: Outcome) -> bool {
+    let (number, offset) = split(position);
+    let fresh = evidence.chunks.entry(number).or_default().disposed.insert(offset);
+    if !fresh {
+        evidence.faults.push(format!("job at position {position} has two final dispositions"));
+    }
+    let _ = outcome;
+    fresh
+}
+
+fn weigh_claim(
+    row: &ClaimRow,
+    closures: &HashMap<i64, Vec<Closure>>,
+    detail: Detail,
+    below: i64,
+    evidence: &mut Evidence,
+) {
+    let claim = evidence.claims.len();
+    let mut listed = false;
+    let closures = closures.get(&row.header.id).map_or(&[][..], Vec::as_slice);
+    for item in 0..row.job_ids.len() {
+        let position = row.position(item);
+        if position >= below || position < 0 {
+            continue;
+        }
+        let (number, offset) = split(position);
+        let receipt = row.header.id + item as i64;
+        // Of several closures the first written wins.
+        let mut covering = closures.iter().filter(|c| c.covers(item as u32));
+        let closure = covering.next();
+        if covering.next().is_some() {
+            evidence.faults.push(format!("receipt {receipt} was closed twice"));
+        }
+        // A later attempt makes an earlier release history.
+        if evidence.released.remove(&position).is_some() {
+            evidence.chunks.entry(number).or_default().released.remove(offset);
+        }
+        match closure {
+            Some(closure) if closure.xid.is_none() => {
+                weigh_closure(row, item, closure, evidence);
+                if detail == Detail::All || detail == Detail::Of(position) {
+                    evidence.attempts.entry(position).or_default().push(AttemptEnd {
+                        receipt,
+                        attempt: row.attempt(item),
+                        runtime: row.header.runtime,
+                        claimed_at: row.header.claimed_at,
+                        closed_at: closure.closed_at,
+                        outcome: closure.outcome,
+                        error: closure.error.clone(),
+                        result: closure.result.clone(),
+                    });
+                }
+            }
+            other => {
+                evidence.chunks.entry(number).or_default().open.insert(offset);
+                evidence.open.push(OpenItem {
+                    claim,
+                    receipt,
+                    position,
+                    job_id: row.job_ids[item],
+                    attempt: row.attempt(item),
+                    deadline: row.deadline(item),
+                    closing: other.and_then(|c| Some((c.xid?, c.outcome, c.due))),
+                });
+                listed = true;
+            }
+        }
+    }
+    if listed {
+        evidence.claims.push(row.header);
+    }
+}
+
+fn weigh_closure(row: &ClaimRow, item: usize, closure: &Closure, evidence: &mut Evidence) {
+    let position = row.position(item);
+    let outcome = closure.outcome;
+    if outcome.is_final() {
+        if dispose(evidence, position, outcome) {
+            let ends = evidence.ends.entry(row.header.lane_id).or_default();
+            match outcome {
+                Outcome::Completed => ends.completed += 1,
+                Outcome::Failed | Outcome::DeadLettered => ends.failed += 1,
+                Outcome::Cancelled => ends.cancelled += 1,
+                _ => {}
+            }
+        }
+        return;
+    }
+    let (number, offset) = split(position);
+    evidence.chunks.entry(number).or_default().released.insert(offset);
+    let used = row.attempt(item) - i16::from(!outcome.counts_attempt());
+    evidence.released.insert(
+        position,
+        Released {
+            receipt: row.header.id + item as i64,
+            attempts: used,
+            due: closure.due.unwrap_or(closure.closed_at),
+            snoozed: outcome == Outcome::Snoozed,
+        },
+    );
+}
+
+fn read_bodies(segment: u8, sight: Sight, below: i64, evidence: &mut Evidence) -> Result<()> {
+    use body::column as c;
+    let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::AccessShare)?;
+    table.scan(snapshot(sight), |row| {
+        let Some(xid) = standing(row, sight)? else { return Ok(true) };
+        let position = row.i64(c::POSITION)?.ok_or_else(missing)?;
+        if position >= below {
+            return Ok(true);
+        }
+        let lane_id = row.i64(c::LANE_ID)?.ok_or_else(missing)?;
+        let created_at = row.timestamp(c::CREATED_AT)?.ok_or_else(missing)?;
+        let (number, offset) = split(position);
+        let chunk = evidence.chunks.entry(number).or_default();
+        if chunk.bodies.is_empty() && chunk.pending == 0 {
+            chunk.lane_id = lane_id;
+            chunk.born = created_at;
+        } else if chunk.lane_id != lane_id {
+            evidence.faults.push(format!("chunk {number} has jobs of two lanes"));
+        }
+        chunk.born = chunk.born.min(created_at);
+        match xid {
+            Some(xid) => {
+                chunk.pending += 1;
+                evidence.pending.push((xid, position));
+            }
+            None => {
+                evidence.bodies += 1;
+                if !chunk.bodies.insert(offset) {
+                    evidence.faults.push(format!("position {position} has two bodies"));
+                }
+            }
+        }
+        Ok(true)
+    })?;
+    table.close();
+    // Evidence about a body that is not there: an earlier scan saw a row whose body a later
+    // snapshot would, or the leaf was written by hand.
+    for (number, chunk) in &evidence.chunks {
+        if chunk.bodies.is_empty() && chunk.pending == 0 {
+            evidence.faults.push(format!("chunk {number} has evidence but no bodies"));
+        }
+    }
+    Ok(())
+}

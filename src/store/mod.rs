@@ -1,0 +1,17 @@
+//! The tables. Rows on the hot path are written and read through the table AM; SQL text
+//! stands beside the function that runs it, for everything else.
+
+pub mod body;
+pub mod chunks;
+pub mod claims;
+pub mod closures;
+pub mod deferred;
+pub mod done;
+pub mod epochs;
+pub mod evidence;
+pub mod lanes;
+pub mod outcome;
+pub mod queues;
+pub mod runtimes;
+pub mod segments;
+pub mod settings;

@@ -1,0 +1,145 @@
+//! Queues: settings, pauses, totals.
+
+use serde_json::Value;
+
+use crate::domain::dispatcher::Dispatcher;
+use crate::domain::entities::{Db, QueueSettings};
+use crate::domain::undo::Act;
+use crate::error::Result;
+use crate::pg::heap::{LockMode, Snapshot, Table};
+use crate::pg::{catalog, spi, xact};
+use crate::{dispatch, store::settings};
+
+pub struct QueueRow {
+    pub settings: QueueSettings,
+    pub paused: bool,
+}
+
+/// The row of a queue as it is now, whatever the isolation level; None: it has none.
+pub fn read(name: &str) -> Result<Option<QueueRow>> {
+    let mut found = None;
+    let table = Table::open(catalog::relation("queues")?, LockMode::AccessShare)?;
+    table.index_text(catalog::relation("queues_pkey")?, name, Snapshot::SelfSnap, |row| {
+        let json = row.jsonb_text(2)?.unwrap_or_default();
+        let value: Value = serde_json::from_str(&json).unwrap_or(Value::Null);
+        found = Some(QueueRow {
+            settings: settings::from_json(&value),
+            paused: row.timestamp(3)?.is_some(),
+        });
+        Ok(false)
+    })?;
+    table.close();
+    Ok(found)
+}
+
+/// Makes sure that memory has the settings of a queue, and returns its index.
+pub fn ensure_loaded(name: &str) -> Result<(Db, u32)> {
+    let db = dispatch::attach()?;
+    loop {
+        let seen = dispatch::with(|d| {
+            d.ensure_queue(db, name).map(|at| (at, d.queues[at].loaded, d.queues[at].version))
+        });
+        let (at, loaded, version) = seen.map_err(dispatch::capacity)?;
+        if loaded {
+            return Ok((db, at));
+        }
+        let row = read(name)?;
+        dispatch::with(|d| {
+            // It may have been evicted and the slot given to another one meanwhile.
+            if let Some(at) = d.queue(db, name) {
+                let queue = &mut d.queues[at];
+                // Settings that changed while we read them are read again.
+                if queue.version == version {
+                    queue.loaded = true;
+                    queue.settings = row.as_ref().map_or_else(Default::default, |r| r.settings);
+                    queue.paused = row.as_ref().is_some_and(|r| r.paused);
+                }
+            }
+        });
+    }
+}
+
+const CREATE: &str = "
+INSERT INTO awa.queues (queue, settings, created_at, completed_total, failed_total, cancelled_total)
+VALUES ($1, '{}', pg_catalog.clock_timestamp(), 0, 0, 0)
+ON CONFLICT (queue) DO NOTHING";
+
+const PAUSE: &str = "
+INSERT INTO awa.queues (queue, settings, paused_at, paused_by, created_at,
+                        completed_total, failed_total, cancelled_total)
+VALUES ($1, '{}', pg_catalog.clock_timestamp(), $2, pg_catalog.clock_timestamp(), 0, 0, 0)
+ON CONFLICT (queue) DO UPDATE SET paused_at = EXCLUDED.paused_at, paused_by = EXCLUDED.paused_by
+WHERE queues.paused_at IS NULL";
+
+const RESUME: &str = "
+UPDATE awa.queues SET paused_at = NULL, paused_by = NULL
+WHERE queue OPERATOR(pg_catalog.=) $1 AND paused_at IS NOT NULL";
+
+/// Gives the queue its row.
+pub fn create(name: &str) -> Result<()> {
+    spi::as_owner(|spi| spi.execute(CREATE, &[spi::Arg::Text(Some(name))]).map(|_| ()))
+}
+
+/// Pauses or resumes a queue with this transaction; false when it was so already.
+pub fn set_paused(name: &str, paused: bool, by: Option<&str>) -> Result<bool> {
+    let (db, _) = ensure_loaded(name)?;
+    dispatch::reserve_log(1)?;
+    let changed = spi::as_owner(|spi| {
+        if paused {
+            spi.execute(PAUSE, &[spi::Arg::Text(Some(name)), spi::Arg::Text(by)])
+        } else {
+            spi.execute(RESUME, &[spi::Arg::Text(Some(name))])
+        }
+    })?;
+    let subxact = xact::current_subxact();
+    let noted = dispatch::with(|d: &mut Dispatcher<'_>| {
+        let queue = d.ensure_queue(db, name)?;
+        dispatch::log_act(d, db, subxact, Act::Pause { queue, paused });
+        Ok(())
+    });
+    noted.map_err(dispatch::capacity)?;
+    Ok(changed > 0)
+}
+
+const ADD_TOTALS: &str = "
+INSERT INTO awa.queues AS q (queue, settings, created_at,
+                             completed_total, failed_total, cancelled_total)
+VALUES ($1, '{}', pg_catalog.clock_timestamp(), $2, $3, $4)
+ON CONFLICT (queue) DO UPDATE SET
+    completed_total = q.completed_total OPERATOR(pg_catalog.+) EXCLUDED.completed_total,
+    failed_total = q.failed_total OPERATOR(pg_catalog.+) EXCLUDED.failed_total,
+    cancelled_total = q.cancelled_total OPERATOR(pg_catalog.+) EXCLUDED.cancelled_total";
+
+/// Adds the ends of a segment that is about to be truncated to the totals of a queue.
+pub fn add_totals(name: &str, completed: i64, failed: i64, cancelled: i64) -> Result<()> {
+    use spi::Arg;
+    spi::as_owner(|spi| {
+        let args =
+            [Arg::Text(Some(name)), Arg::I64(completed), Arg::I64(failed), Arg::I64(cancelled)];
+        spi.execute(ADD_TOTALS, &args).map(|_| ())
+    })
+}
+
+pub struct Totals {
+    pub queue: String,
+    pub completed: i64,
+    pub failed: i64,
+    pub cancelled: i64,
+}
+
+/// Totals of truncated segments, of every queue that has a row.
+pub fn read_totals(snapshot: Snapshot) -> Result<Vec<Totals>> {
+    let mut totals = Vec::new();
+    let table = Table::open(catalog::relation("queues")?, LockMode::AccessShare)?;
+    table.scan(snapshot, |row| {
+        totals.push(Totals {
+            queue: row.text(1)?.unwrap_or_default(),
+            completed: row.i64(6)?.unwrap_or(0),
+            failed: row.i64(7)?.unwrap_or(0),
+            cancelled: row.i64(8)?.unwrap_or(0),
+        });
+        Ok(true)
+    })?;
+    table.close();
+    Ok(totals)
+}
