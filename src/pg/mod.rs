@@ -6,3 +6,4 @@ pub mod compat;
 pub mod datum;
 pub mod lwlock;
 pub mod shmem;
+pub mod xact;
