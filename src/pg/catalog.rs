@@ -79,8 +79,7 @@ pub fn database_exists(database: u32) -> bool {
     // SAFETY: a look-up in the catalog cache, released at once.
     unsafe {
         let key = pg_sys::Datum::from(pg_sys::Oid::from(database));
-        let tuple =
-            pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::DATABASEOID as c_int, key);
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::DATABASEOID as c_int, key);
         if tuple.is_null() {
             return false;
         }

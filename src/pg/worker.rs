@@ -206,7 +206,6 @@ fn roll_back() {
     unsafe {
         pg_sys::InterruptHoldoffCount = 1;
         pg_sys::QueryCancelHoldoffCount = 0;
-        pg_sys::disable_all_timeouts(false);
         pg_sys::QueryCancelPending = 0;
         pg_sys::AbortCurrentTransaction();
         pg_sys::InterruptHoldoffCount = 0;
@@ -217,14 +216,12 @@ fn report_activity(activity: Option<&str>) {
     // SAFETY: the text is copied.
     unsafe {
         match activity.map(std::ffi::CString::new) {
-            Some(Ok(text)) => pg_sys::pgstat_report_activity(
-                pg_sys::BackendState::STATE_RUNNING,
-                text.as_ptr(),
-            ),
-            _ => pg_sys::pgstat_report_activity(
-                pg_sys::BackendState::STATE_IDLE,
-                core::ptr::null(),
-            ),
+            Some(Ok(text)) => {
+                pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_RUNNING, text.as_ptr())
+            }
+            _ => {
+                pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_IDLE, core::ptr::null())
+            }
         }
     }
 }
