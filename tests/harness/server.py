@@ -32,6 +32,9 @@ SETTINGS = {
     "log_checkpoints": "off",
     "timezone": "UTC",
     "deadlock_timeout": "200ms",
+    # Finished jobs stay readable for the length of a test, deadlines pass quickly.
+    "awa.rotate_interval": "1h",
+    "awa.rescue_interval": "100ms",
 }
 
 _running = []
