@@ -2,17 +2,29 @@
 //!
 //! The tables are the log, shared memory is the index, startup is replay.
 
+pub mod api;
 pub mod domain;
 pub mod error;
+pub mod maintenance;
 pub mod pg;
+pub mod supervisor;
 
 pgrx::pg_module_magic!(name, version);
 
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
-    if pg::shmem::is_preloading() {
-        pg::shmem::request(1 << 13, 8);
+    if !pg::shmem::is_preloading() {
+        // Loaded by a session alone: no shared memory, so every function says why
+        // it cannot work (see pg::shmem::ensure_ready).
+        return;
     }
+    pg::guc::define();
+    if pg::is_binary_upgrade() {
+        return;
+    }
+    pg::shmem::request(pg::registry::size(), pg::registry::LOCK + 1);
+    pg::hooks::install();
+    pg::worker::register_launcher();
 }
 
 pgrx::extension_sql_file!("../sql/install/10_schema.sql", name = "schema", bootstrap);

@@ -2,6 +2,7 @@
 
 pub mod boundary;
 pub mod call;
+pub mod catalog;
 pub mod compat;
 pub mod datum;
 pub mod heap;
@@ -12,3 +13,15 @@ pub mod memory;
 pub mod shmem;
 pub mod snapshot;
 pub mod xact;
+pub mod guc;
+pub mod hooks;
+pub mod lwlock;
+pub mod registry;
+pub mod shmem;
+pub mod worker;
+
+/// Whether pg_upgrade runs this server: it must do nothing of its own accord.
+pub fn is_binary_upgrade() -> bool {
+    // SAFETY: a plain flag, set when the server starts.
+    unsafe { pgrx::pg_sys::IsBinaryUpgrade }
+}

@@ -1,0 +1,39 @@
+# make demo and make test are the two to know; make help lists all.
+SHELL := /bin/bash
+PG_CONFIG ?= pg_config
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check install bench soak clean-servers
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Bring what this machine lacks (Debian; root or sudo)
+	@scripts/setup
+
+demo: ## Hash every file under /usr/share/doc with workers in two languages
+	@scripts/setup demo
+	@scripts/install-prefix release >/dev/null
+	@.venv/bin/python examples/demo/demo.py
+
+test: ## Run every test but the soaks
+	@scripts/setup
+	@scripts/test
+
+check: ## Formatting, lints, licences, install script, house rules
+	@scripts/setup
+	@scripts/check
+
+install: ## Install into the server that PG_CONFIG names
+	@scripts/install "$(PG_CONFIG)"
+
+bench: ## Measure against bare tables on this machine
+	@scripts/setup demo
+	@scripts/install-prefix release >/dev/null
+	@.venv/bin/python bench/core.py
+
+soak: ## The random test with kills and crashes, for ten minutes
+	@scripts/setup
+	@AWA_CHAOS_SECONDS=$${AWA_CHAOS_SECONDS:-600} scripts/test -m chaos
+
+clean-servers: ## Stop and remove servers that a killed run left behind
+	@.venv/bin/python -c 'import sys; sys.path.insert(0, "tests"); from harness.server import sweep; sweep()'

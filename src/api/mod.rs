@@ -1,0 +1,3 @@
+//! The SQL functions: arguments and access are checked here, the rest is called.
+
+pub mod preload;

@@ -1,0 +1,204 @@
+//! What the worker does, a file a step.
+//!
+//! A step is run in a transaction of its own and says when it wants to be run next.
+//! It may die at any line: only what it committed counts, and running it again is
+//! always right. A step that fails is tried again later and later; the others are
+//! not affected.
+#![deny(unsafe_code)]
+
+use core::time::Duration;
+use std::time::Instant;
+
+use crate::error::Result;
+
+/// Where a step works.
+#[derive(Clone, Copy, Debug)]
+pub struct Context {
+    pub database: u32,
+    /// The extension's OID: another one after DROP and CREATE.
+    pub extension: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepReport {
+    /// How many things were done, in the step's own unit.
+    pub did: u64,
+    /// When to run again; zero: there is more to do; None: when woken.
+    pub next: Option<Duration>,
+}
+
+pub struct Step {
+    pub name: &'static str,
+    /// Shown in pg_stat_activity.
+    pub activity: &'static str,
+    pub run: fn(&Context) -> Result<StepReport>,
+}
+
+/// All steps, in the order in which they run when several are due.
+pub static STEPS: &[Step] = &[];
+
+/// How a run of a step ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Done(StepReport),
+    /// Not now: the extension is being dropped, or the step was cancelled for that.
+    Skipped,
+    Failed,
+}
+
+/// After a step was skipped.
+const SKIP_PAUSE: Duration = Duration::from_secs(1);
+/// After the first failure of a step, and after many.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// When each step is due.
+pub struct Schedule {
+    steps: &'static [Step],
+    due: Vec<Due>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Due {
+    /// None: only when woken. Before the first tick: at once.
+    at: Option<Instant>,
+    is_known: bool,
+    failures: u32,
+}
+
+impl Schedule {
+    pub fn new(steps: &'static [Step]) -> Self {
+        Self { steps, due: vec![Due::default(); steps.len()] }
+    }
+
+    /// Something became due: every step shall look, except those that wait after a
+    /// failure.
+    pub fn wake(&mut self) {
+        for due in self.due.iter_mut().filter(|due| due.failures == 0) {
+            due.is_known = false;
+        }
+    }
+
+    /// Runs every step that is due, once; how long until the next one is, or None
+    /// when all wait to be woken.
+    pub fn tick(
+        &mut self,
+        clock: impl Fn() -> Instant,
+        mut run: impl FnMut(&Step) -> Outcome,
+    ) -> Option<Duration> {
+        for (step, due) in self.steps.iter().zip(self.due.iter_mut()) {
+            if due.is_known && due.at.is_none_or(|at| clock() < at) {
+                continue;
+            }
+            let outcome = run(step);
+            let now = clock();
+            due.is_known = true;
+            due.failures = match outcome {
+                Outcome::Failed => due.failures.saturating_add(1),
+                _ => 0,
+            };
+            due.at = match outcome {
+                Outcome::Done(report) => report.next.map(|next| now + next),
+                Outcome::Skipped => Some(now + SKIP_PAUSE),
+                Outcome::Failed => Some(now + pause(due.failures)),
+            };
+        }
+        let now = clock();
+        self.due.iter().filter_map(|due| due.at).min().map(|at| at.saturating_duration_since(now))
+    }
+}
+
+fn pause(failures: u32) -> Duration {
+    FIRST_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LONGEST_PAUSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use core::cell::Cell;
+
+    use super::*;
+
+    fn nothing(_context: &Context) -> Result<StepReport> {
+        Ok(StepReport { did: 0, next: None })
+    }
+
+    static TWO: &[Step] = &[
+        Step { name: "a", activity: "a", run: nothing },
+        Step { name: "b", activity: "b", run: nothing },
+    ];
+
+    fn done(next: Option<Duration>) -> Outcome {
+        Outcome::Done(StepReport { did: 1, next })
+    }
+
+    #[test]
+    fn a_failing_step_does_not_keep_the_others_from_running() {
+        let start = Instant::now();
+        let now = Cell::new(start);
+        let mut schedule = Schedule::new(TWO);
+        let sleep = schedule.tick(
+            &CONTEXT,
+            || now.get(),
+            |step| match step.name {
+                "a" => Outcome::Failed,
+                _ => done(Some(Duration::from_millis(200))),
+            },
+        );
+        assert_eq!(sleep, Some(Duration::from_millis(200)));
+        now.set(start + Duration::from_millis(200));
+        let mut ran = Vec::new();
+        schedule.tick(
+            &CONTEXT,
+            || now.get(),
+            |step| {
+                ran.push(step.name);
+                done(None)
+            },
+        );
+        assert_eq!(ran, ["b"]);
+        now.set(start + FIRST_PAUSE);
+        let mut ran = Vec::new();
+        let sleep = schedule.tick(
+            &CONTEXT,
+            || now.get(),
+            |step| {
+                ran.push(step.name);
+                done(None)
+            },
+        );
+        assert_eq!(ran, ["a"]);
+        assert_eq!(sleep, None);
+    }
+
+    #[test]
+    fn a_wake_up_runs_what_sleeps_but_not_what_failed() {
+        let now = Instant::now();
+        let mut schedule = Schedule::new(TWO);
+        schedule.tick(
+            &CONTEXT,
+            || now,
+            |step| match step.name {
+                "a" => Outcome::Failed,
+                _ => done(None),
+            },
+        );
+        schedule.wake();
+        let mut ran = Vec::new();
+        schedule.tick(
+            &CONTEXT,
+            || now,
+            |step| {
+                ran.push(step.name);
+                done(None)
+            },
+        );
+        assert_eq!(ran, ["b"]);
+    }
+
+    #[test]
+    fn failures_wait_longer_and_longer() {
+        assert_eq!(pause(1), FIRST_PAUSE);
+        assert_eq!(pause(3), FIRST_PAUSE * 4);
+        assert_eq!(pause(40), LONGEST_PAUSE);
+    }
+}
