@@ -2,7 +2,7 @@
 
 pub mod boundary;
 pub mod call;
-pub mod catalog;
+pub mod database;
 pub mod compat;
 pub mod datum;
 pub mod heap;
