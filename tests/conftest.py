@@ -47,7 +47,8 @@ def own_server(new_server):
     return new_server()
 
 
-def _use(database, request):
+def use(database, request):
+    """Yields the database; at the end every invariant must hold."""
     yield database
     failed = getattr(request.node, "failed", False)
     if database.server.destroyed or not database.server.running:
@@ -65,13 +66,13 @@ def _use(database, request):
 @pytest.fixture
 def db(server, request):
     """A fresh database with the extension; awa.check() must hold when the test ends."""
-    yield from _use(Database(server), request)
+    yield from use(Database(server), request)
 
 
 @pytest.fixture
 def own_db(own_server, request):
     """The same on a server of the test's own."""
-    yield from _use(Database(own_server), request)
+    yield from use(Database(own_server), request)
 
 
 @pytest.fixture

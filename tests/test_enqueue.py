@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from harness import Background, raises, wait_until
+from harness import Background, raises, wait_blocked, wait_until
 
 
 def test_defaults(db):
@@ -238,8 +238,6 @@ def test_unique_key_waits_for_the_open_holder(db):
     first.begin()
     held = first.value("SELECT awa.insert_job('k', unique_key => 'one')")
     call = Background(second.value, "SELECT awa.insert_job('k', unique_key => 'one')")
-    from harness import wait_blocked
-
     wait_blocked(db.conn, second.pid)
     first.rollback_sql()
     assert call.result() != held

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import threading
-
 from contextlib import contextmanager
 
 import psycopg
