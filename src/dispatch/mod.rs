@@ -6,19 +6,25 @@
 //! nothing; latches are set after its release.
 
 mod callbacks;
+pub mod claim;
+pub mod close;
+pub mod enqueue;
 mod layout;
+pub mod replay;
 mod session;
 
 use std::sync::OnceLock;
 
 use crate::domain::dispatcher::{Dispatcher, Wakes};
 use crate::domain::entities::{Db, Phase};
-use crate::error::{Error, Result, SqlState};
+use crate::error::{Error, SqlState};
 use crate::pg::{latch, lwlock, shmem};
 
-pub use callbacks::{install, probe_doubts};
+pub use callbacks::{install, probe_doubts, runtime_gone};
 pub use layout::{Capacities, Layout};
-pub use session::{attach, capacity, leave_wait, log_act, reserve_log, with_log, with_open};
+pub use session::{
+    attach, capacity, confirm, is_waiting, leave_wait, log_act, reserve_log, set_waiting, with_log, with_open,
+};
 
 /// The number of the dispatcher lock in the tranche.
 pub const LOCK: usize = 0;
@@ -101,7 +107,7 @@ pub fn replaying() -> Error {
 /// A database of the dispatcher, by its slot.
 pub type Slot = Db;
 
-/// Whether memory of this database can be trusted now.
-pub fn is_open(dispatcher: &Dispatcher<'_>, db: Db) -> Result<bool> {
-    Ok(dispatcher.databases[usize::from(db)].phase == Phase::Open)
+/// Which rebuild of memory this is; see `confirm`.
+pub fn generation(db: Db) -> u64 {
+    with(|d| d.base(db).generation)
 }

@@ -1,6 +1,6 @@
 //! What a backend knows about its own transaction, and its way to the dispatcher.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use crate::domain::dispatcher::{Dispatcher, Full};
 use crate::domain::entities::{Db, Phase};
@@ -79,8 +79,32 @@ pub fn with_open<R>(mut body: impl FnMut(&mut Dispatcher<'_>, Db) -> R) -> Resul
     }
 }
 
-/// The wait of this backend ends, however it ends.
+/// To be called after the rows of an act were written: were memory rebuilt in between, the
+/// replay may have read the leaf before the rows were there.
+pub fn confirm(db: Db, generation: u64) -> Result<()> {
+    if super::generation(db) == generation {
+        return Ok(());
+    }
+    Err(super::replaying())
+}
+
+thread_local! {
+    static WAITING: Cell<bool> = const { Cell::new(false) };
+}
+
+pub fn is_waiting() -> bool {
+    WAITING.get()
+}
+
+pub fn set_waiting(waiting: bool) {
+    WAITING.set(waiting);
+}
+
+/// The wait of this backend ends without a job, however it ends.
 pub fn leave_wait() {
+    if !WAITING.replace(false) {
+        return;
+    }
     let proc = latch::my_proc_number();
     super::with(|d| d.abandon_wait(proc));
 }

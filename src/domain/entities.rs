@@ -88,6 +88,8 @@ pub struct Database {
     pub next_deferred: i64,
     /// A dead runtime has open attempts.
     pub orphans: bool,
+    /// A replay of this start has begun: the next one starts over.
+    pub replayed: bool,
     /// Somebody wrote to a leaf by hand, or a lock guard was lost.
     pub replay_due: bool,
     /// Doubtful acts that a callback could not settle may be settled now.

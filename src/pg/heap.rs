@@ -220,6 +220,18 @@ impl Table {
         self.index(index, snapshot).range(lo, hi, each)
     }
 
+    /// Reads the rows whose first index column, a text with the database's collation, is
+    /// `key`, until `each` returns false.
+    pub fn index_text(
+        &self,
+        index: u32,
+        key: &str,
+        snapshot: Snapshot,
+        each: impl FnMut(&Row) -> Result<bool>,
+    ) -> Result<()> {
+        self.index(index, snapshot).equal_text(key, each)
+    }
+
     pub(super) fn relation(&self) -> pg_sys::Relation {
         self.relation
     }
@@ -463,6 +475,21 @@ impl Row {
 
     pub fn json(&self, column: i16) -> Option<serde_json::Value> {
         self.get(column)
+    }
+
+    /// A timestamptz, in microseconds.
+    pub fn micros(&self, column: i16) -> Option<i64> {
+        self.timestamp(column).map(|at| at.0)
+    }
+
+    /// The text of a jsonb.
+    pub fn json_text(&self, column: i16) -> Option<String> {
+        // SAFETY: not null, and a jsonb by the table's definition.
+        self.raw(column).map(|datum| unsafe { datum::jsonb_text(datum) })
+    }
+
+    pub fn enum_label(&self, column: i16) -> Option<String> {
+        self.raw(column).and_then(super::catalog::enum_label)
     }
 
     pub fn i16_array(&self, column: i16) -> Result<Option<Vec<i16>>> {

@@ -301,6 +301,50 @@ impl<'t> IndexReader<'t> {
         Ok(())
     }
 
+    /// Reads the rows whose first column, a text with the database's collation, is `key`,
+    /// until `each` returns false. The reader was opened for two keys; one is enough here.
+    pub fn equal_text(
+        &mut self,
+        key: &str,
+        mut each: impl FnMut(&Row) -> Result<bool>,
+    ) -> Result<()> {
+        let value = key.to_datum();
+        // SAFETY: a key on the first column, which is a text of the default collation: the
+        // order of the tree is that collation's (ScanKeyInit would take C).
+        unsafe {
+            let mut keys: [pg_sys::ScanKeyData; 2] = core::mem::zeroed();
+            for (key, strategy, function) in [
+                (0, pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_TEXT_GE),
+                (1, pg_sys::BTLessEqualStrategyNumber, pg_sys::F_TEXT_LE),
+            ] {
+                pg_sys::ScanKeyEntryInitialize(
+                    &mut keys[key],
+                    0,
+                    1,
+                    strategy as u16,
+                    pg_sys::TEXTOID,
+                    pg_sys::DEFAULT_COLLATION_OID,
+                    function.into(),
+                    value,
+                );
+            }
+            pg_sys::index_rescan(
+                self.scan,
+                keys.as_mut_ptr(),
+                keys.len() as c_int,
+                ptr::null_mut(),
+                0,
+            );
+            let forward = pg_sys::ScanDirection::ForwardScanDirection;
+            while pg_sys::index_getnext_slot(self.scan, forward, self.slot.slot) {
+                if !each(&self.slot.row())? {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
     pub fn table(&self) -> &Table {
         self.table
     }

@@ -1,30 +1,32 @@
 //! Bodies: the row that a job is, in `ready_entries`.
 
 use crate::error::{Error, Result};
-use crate::pg::catalog::{self, Leaf};
+use crate::pg::catalog::{self, Leaf, LeafIndex};
 use crate::pg::datum::{Datum, Timestamp, ToDatum};
-use crate::pg::heap::{LockMode, Row, Snapshot, Table};
+use crate::pg::heap::{Row, Table};
+use crate::pg::lock::LockMode;
+use crate::pg::snapshot::Snapshot;
 
 /// Numbers of the columns of `ready_entries`.
 pub mod column {
-    pub const POSITION: usize = 1;
-    pub const LANE_ID: usize = 2;
-    pub const CREATED_AT: usize = 3;
-    pub const JOB_ID: usize = 4;
-    pub const RUN_AT: usize = 5;
-    pub const EXPIRES_AT: usize = 6;
-    pub const ATTEMPTS: usize = 7;
-    pub const MAX_ATTEMPTS: usize = 8;
-    pub const KIND: usize = 9;
-    pub const ARGS: usize = 10;
-    pub const METADATA: usize = 11;
-    pub const TAGS: usize = 12;
-    pub const UNIQUE_KEY: usize = 13;
-    pub const UNIQUE_STATES: usize = 14;
-    pub const ORDERING_KEY: usize = 15;
-    pub const CONCURRENCY_KEY: usize = 16;
-    pub const ATTEMPT_DEADLINE: usize = 17;
-    pub const HISTORY: usize = 18;
+    pub const POSITION: i16 = 1;
+    pub const LANE_ID: i16 = 2;
+    pub const CREATED_AT: i16 = 3;
+    pub const JOB_ID: i16 = 4;
+    pub const RUN_AT: i16 = 5;
+    pub const EXPIRES_AT: i16 = 6;
+    pub const ATTEMPTS: i16 = 7;
+    pub const MAX_ATTEMPTS: i16 = 8;
+    pub const KIND: i16 = 9;
+    pub const ARGS: i16 = 10;
+    pub const METADATA: i16 = 11;
+    pub const TAGS: i16 = 12;
+    pub const UNIQUE_KEY: i16 = 13;
+    pub const UNIQUE_STATES: i16 = 14;
+    pub const ORDERING_KEY: i16 = 15;
+    pub const CONCURRENCY_KEY: i16 = 16;
+    pub const ATTEMPT_DEADLINE: i16 = 17;
+    pub const HISTORY: i16 = 18;
     pub const COUNT: usize = 18;
 }
 
@@ -114,29 +116,29 @@ impl Placed {
     }
 
     /// Copies a row out of its page.
-    pub fn from_row(row: &Row<'_>) -> Result<Self> {
+    pub fn from_row(row: &Row) -> Result<Self> {
         use column as c;
         let missing = || Error::internal("a row of ready_entries lacks a value");
         Ok(Self {
-            position: row.i64(c::POSITION)?.ok_or_else(missing)?,
-            lane_id: row.i64(c::LANE_ID)?.ok_or_else(missing)?,
-            job_id: row.i64(c::JOB_ID)?,
+            position: row.i64(c::POSITION).ok_or_else(missing)?,
+            lane_id: row.i64(c::LANE_ID).ok_or_else(missing)?,
+            job_id: row.i64(c::JOB_ID),
             body: Body {
-                created_at: row.timestamp(c::CREATED_AT)?.ok_or_else(missing)?,
-                run_at: row.timestamp(c::RUN_AT)?,
-                expires_at: row.timestamp(c::EXPIRES_AT)?,
-                attempts: row.i16(c::ATTEMPTS)?.ok_or_else(missing)?,
-                max_attempts: row.i16(c::MAX_ATTEMPTS)?.ok_or_else(missing)?,
-                kind: row.copy(c::KIND)?.ok_or_else(missing)?,
-                args: row.copy(c::ARGS)?.ok_or_else(missing)?,
-                metadata: row.copy(c::METADATA)?,
-                tags: row.copy(c::TAGS)?,
-                unique_key: row.copy(c::UNIQUE_KEY)?,
-                unique_states: row.copy(c::UNIQUE_STATES)?,
-                ordering_key: row.copy(c::ORDERING_KEY)?,
-                concurrency_key: row.copy(c::CONCURRENCY_KEY)?,
-                attempt_deadline: row.copy(c::ATTEMPT_DEADLINE)?,
-                history: row.copy(c::HISTORY)?,
+                created_at: row.micros(c::CREATED_AT).ok_or_else(missing)?,
+                run_at: row.micros(c::RUN_AT),
+                expires_at: row.micros(c::EXPIRES_AT),
+                attempts: row.i16(c::ATTEMPTS).ok_or_else(missing)?,
+                max_attempts: row.i16(c::MAX_ATTEMPTS).ok_or_else(missing)?,
+                kind: row.copied_varlena(c::KIND).ok_or_else(missing)?,
+                args: row.copied_varlena(c::ARGS).ok_or_else(missing)?,
+                metadata: row.copied_varlena(c::METADATA),
+                tags: row.copied_varlena(c::TAGS),
+                unique_key: row.copied_varlena(c::UNIQUE_KEY),
+                unique_states: row.copied_varlena(c::UNIQUE_STATES),
+                ordering_key: row.copied_varlena(c::ORDERING_KEY),
+                concurrency_key: row.copied_varlena(c::CONCURRENCY_KEY),
+                attempt_deadline: row.copied_varlena(c::ATTEMPT_DEADLINE),
+                history: row.copied_varlena(c::HISTORY),
             },
         })
     }
@@ -144,14 +146,14 @@ impl Placed {
 
 /// Appends bodies to a segment.
 pub fn write(segment: u8, jobs: &[Placed]) -> Result<()> {
-    let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::RowExclusive)?;
+    let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::RowExclusive);
     if let [job] = jobs {
         table.insert(&job.to_row())?;
     } else {
         let rows: Vec<_> = jobs.iter().map(|job| job.to_row()).collect();
         table.insert_many(&rows)?;
     }
-    table.close();
+    table.close_keep_lock();
     Ok(())
 }
 
@@ -163,8 +165,8 @@ pub fn read(segment: u8, positions: &[i64]) -> Result<Vec<Placed>> {
     let mut order: Vec<usize> = (0..positions.len()).collect();
     order.sort_unstable_by_key(|at| positions[*at]);
     let mut found: Vec<Option<Placed>> = vec![None; positions.len()];
-    let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::AccessShare)?;
-    let index = catalog::leaf(Leaf::ReadyPosition, segment)?;
+    let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::AccessShare);
+    let index = catalog::leaf_index(LeafIndex::Position, segment)?;
     let mut rest = order.as_slice();
     while let Some((first, _)) = rest.split_first() {
         // One range scan for positions that are close: neighbours share their pages.
@@ -175,8 +177,8 @@ pub fn read(segment: u8, positions: &[i64]) -> Result<Vec<Placed>> {
         let (run, behind) = rest.split_at(run);
         let last = run[run.len() - 1];
         let mut next = 0;
-        table.index_range(index, positions[*first], positions[last], Snapshot::SelfSnap, |row| {
-            let position = row.i64(column::POSITION)?.unwrap_or(-1);
+        table.index_range(index, positions[*first], positions[last], Snapshot::SelfNow, |row| {
+            let position = row.i64(column::POSITION).unwrap_or(-1);
             while next < run.len() && positions[run[next]] < position {
                 next += 1;
             }
@@ -188,7 +190,7 @@ pub fn read(segment: u8, positions: &[i64]) -> Result<Vec<Placed>> {
         })?;
         rest = behind;
     }
-    table.close();
+    table.close_release_lock();
     let missing = || Error::internal("a job that memory knows has no body");
     found.into_iter().map(|job| job.ok_or_else(missing)).collect()
 }

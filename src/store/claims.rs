@@ -5,20 +5,21 @@ use std::cell::Cell;
 use crate::error::Result;
 use crate::pg::catalog::{self, Leaf};
 use crate::pg::datum::{self, Datum, Element, Timestamp, ToDatum, Uuid};
-use crate::pg::heap::{LockMode, Table};
+use crate::pg::heap::Table;
+use crate::pg::lock::LockMode;
 use crate::pg::xact;
 
 pub mod column {
-    pub const CLAIM_ID: usize = 1;
-    pub const LANE_ID: usize = 2;
-    pub const CLAIMED_AT: usize = 3;
-    pub const DEADLINE_AT: usize = 4;
-    pub const RUNTIME: usize = 5;
-    pub const ATTEMPT: usize = 6;
-    pub const ATTEMPTS: usize = 7;
-    pub const JOB_IDS: usize = 8;
-    pub const POSITIONS: usize = 9;
-    pub const DEADLINES: usize = 10;
+    pub const CLAIM_ID: i16 = 1;
+    pub const LANE_ID: i16 = 2;
+    pub const CLAIMED_AT: i16 = 3;
+    pub const DEADLINE_AT: i16 = 4;
+    pub const RUNTIME: i16 = 5;
+    pub const ATTEMPT: i16 = 6;
+    pub const ATTEMPTS: i16 = 7;
+    pub const JOB_IDS: i16 = 8;
+    pub const POSITIONS: i16 = 9;
+    pub const DEADLINES: i16 = 10;
 }
 
 /// One claimed attempt, as its row will say it.
@@ -57,9 +58,9 @@ pub fn write(claims: &[NewClaim<'_>]) -> Result<()> {
     let only_claims = before == 0 || before == LAST_RECORD.get();
     for claim in claims {
         let table =
-            Table::open(catalog::leaf(Leaf::Claims, claim.segment)?, LockMode::RowExclusive)?;
+            Table::open(catalog::leaf(Leaf::Claims, claim.segment)?, LockMode::RowExclusive);
         table.insert(&to_row(claim))?;
-        table.close();
+        table.close_keep_lock();
     }
     LAST_RECORD.set(if only_claims { xact::last_rec_end() } else { 0 });
     Ok(())

@@ -3,19 +3,20 @@
 use crate::error::Result;
 use crate::pg::catalog::{self, Leaf};
 use crate::pg::datum::{self, Char, Datum, Timestamp, ToDatum};
-use crate::pg::heap::{LockMode, Table};
+use crate::pg::heap::Table;
+use crate::pg::lock::LockMode;
 
 use super::outcome::Outcome;
 
 pub mod column {
-    pub const CLAIM_ID: usize = 1;
-    pub const CLOSED_AT: usize = 2;
-    pub const DUE_AT: usize = 3;
-    pub const OUTCOME: usize = 4;
-    pub const ITEMS: usize = 5;
-    pub const POSITIONS: usize = 6;
-    pub const ERROR: usize = 7;
-    pub const RESULT: usize = 8;
+    pub const CLAIM_ID: i16 = 1;
+    pub const CLOSED_AT: i16 = 2;
+    pub const DUE_AT: i16 = 3;
+    pub const OUTCOME: i16 = 4;
+    pub const ITEMS: i16 = 5;
+    pub const POSITIONS: i16 = 6;
+    pub const ERROR: i16 = 7;
+    pub const RESULT: i16 = 8;
 }
 
 pub struct NewClosure<'a> {
@@ -33,14 +34,14 @@ pub struct NewClosure<'a> {
 
 /// Appends closures to the segment that holds the bodies.
 pub fn write(segment: u8, closures: &[NewClosure<'_>]) -> Result<()> {
-    let table = Table::open(catalog::leaf(Leaf::Closures, segment)?, LockMode::RowExclusive)?;
+    let table = Table::open(catalog::leaf(Leaf::Closures, segment)?, LockMode::RowExclusive);
     let rows: Vec<_> = closures.iter().map(to_row).collect();
     if let [row] = rows.as_slice() {
         table.insert(row)?;
     } else {
         table.insert_many(&rows)?;
     }
-    table.close();
+    table.close_keep_lock();
     Ok(())
 }
 

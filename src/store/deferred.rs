@@ -4,7 +4,9 @@ use crate::domain::entities::Counts;
 use crate::error::{Error, Result};
 use crate::pg::catalog;
 use crate::pg::datum::{Datum, Timestamp, ToDatum};
-use crate::pg::heap::{LockMode, Row, Snapshot, Table, Tid};
+use crate::pg::heap::{Row, Table};
+use crate::pg::lock::LockMode;
+use crate::pg::snapshot::Snapshot;
 use crate::pg::{datum, spi};
 use std::collections::HashMap;
 
@@ -43,7 +45,7 @@ impl Deferred {
             b.tail();
         Ok([
             Some(self.job_id.to_datum()),
-            Some(datum::job_state(self.kind.label())?),
+            Some(catalog::job_state(self.kind.label())?),
             Some(Timestamp(self.run_at).to_datum()),
             Some(self.queue.as_str().to_datum()),
             Some(i16::from(self.priority).to_datum()),
@@ -65,35 +67,35 @@ impl Deferred {
         ])
     }
 
-    fn from_row(row: &Row<'_>) -> Result<Self> {
+    fn from_row(row: &Row) -> Result<Self> {
         let missing = || Error::internal("a row of deferred_jobs lacks a value");
-        let kind = match row.enum_label(2)?.as_deref() {
+        let kind = match row.enum_label(2).as_deref() {
             Some("retryable") => Kind::Retryable,
             _ => Kind::Scheduled,
         };
         Ok(Self {
-            job_id: row.i64(1)?.ok_or_else(missing)?,
+            job_id: row.i64(1).ok_or_else(missing)?,
             kind,
-            run_at: row.timestamp(3)?.ok_or_else(missing)?,
-            queue: row.text(4)?.ok_or_else(missing)?,
-            priority: row.i16(5)?.ok_or_else(missing)? as u8,
-            shard: row.i16(6)?.ok_or_else(missing)? as u8,
+            run_at: row.micros(3).ok_or_else(missing)?,
+            queue: row.text(4).ok_or_else(missing)?,
+            priority: row.i16(5).ok_or_else(missing)? as u8,
+            shard: row.i16(6).ok_or_else(missing)? as u8,
             body: Body {
-                created_at: row.timestamp(7)?.ok_or_else(missing)?,
+                created_at: row.micros(7).ok_or_else(missing)?,
                 run_at: None,
-                expires_at: row.timestamp(8)?,
-                attempts: row.i16(9)?.ok_or_else(missing)?,
-                max_attempts: row.i16(10)?.ok_or_else(missing)?,
-                kind: row.copy(11)?.ok_or_else(missing)?,
-                args: row.copy(12)?.ok_or_else(missing)?,
-                metadata: row.copy(13)?,
-                tags: row.copy(14)?,
-                unique_key: row.copy(15)?,
-                unique_states: row.copy(16)?,
-                ordering_key: row.copy(17)?,
-                concurrency_key: row.copy(18)?,
-                attempt_deadline: row.copy(19)?,
-                history: row.copy(20)?,
+                expires_at: row.micros(8),
+                attempts: row.i16(9).ok_or_else(missing)?,
+                max_attempts: row.i16(10).ok_or_else(missing)?,
+                kind: row.copied_varlena(11).ok_or_else(missing)?,
+                args: row.copied_varlena(12).ok_or_else(missing)?,
+                metadata: row.copied_varlena(13),
+                tags: row.copied_varlena(14),
+                unique_key: row.copied_varlena(15),
+                unique_states: row.copied_varlena(16),
+                ordering_key: row.copied_varlena(17),
+                concurrency_key: row.copied_varlena(18),
+                attempt_deadline: row.copied_varlena(19),
+                history: row.copied_varlena(20),
             },
         })
     }
@@ -101,40 +103,40 @@ impl Deferred {
 
 /// Puts jobs aside.
 pub fn write(jobs: &[Deferred]) -> Result<()> {
-    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::RowExclusive)?;
+    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::RowExclusive);
     let rows = jobs.iter().map(Deferred::to_row).collect::<Result<Vec<_>>>()?;
     if let [row] = rows.as_slice() {
         table.insert(row)?;
     } else {
         table.insert_many(&rows)?;
     }
-    table.close();
+    table.close_keep_lock();
     Ok(())
 }
 
 /// Up to `limit` jobs that are due, by time, with the rows they lie in.
 pub fn read_due(now: i64, limit: usize) -> Result<Vec<(Tid, Deferred)>> {
     let mut due = Vec::new();
-    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare)?;
+    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
     let index = catalog::relation("deferred_jobs_run_at")?;
-    table.index_range(index, i64::MIN, now, Snapshot::SelfSnap, |row| {
+    table.index_range(index, i64::MIN, now, Snapshot::SelfNow, |row| {
         due.push((row.tid(), Deferred::from_row(row)?));
         Ok(due.len() < limit)
     })?;
-    table.close();
+    table.close_release_lock();
     Ok(due)
 }
 
 /// When the next job is due after those that are; None: none waits.
 pub fn next_run_at() -> Result<Option<i64>> {
     let mut next = None;
-    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare)?;
+    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
     let index = catalog::relation("deferred_jobs_run_at")?;
-    table.index_range(index, i64::MIN, i64::MAX, Snapshot::SelfSnap, |row| {
-        next = row.timestamp(3)?;
+    table.index_range(index, i64::MIN, i64::MAX, Snapshot::SelfNow, |row| {
+        next = row.micros(3);
         Ok(false)
     })?;
-    table.close();
+    table.close_release_lock();
     Ok(next)
 }
 
@@ -143,42 +145,42 @@ DELETE FROM awa.deferred_jobs WHERE job_id OPERATOR(pg_catalog.=) $1 RETURNING j
 
 /// Takes a job out; false when another transaction was faster.
 pub fn delete(job_id: i64) -> Result<bool> {
-    spi::as_owner(|spi| spi.execute(DELETE, &[spi::Arg::I64(job_id)])).map(|rows| rows > 0)
+    spi::as_owner(|spi| spi.execute(DELETE, &[spi::Arg::of(job_id)])).map(|rows| rows > 0)
 }
 
 /// One job by its id.
 pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Deferred>> {
     let mut found = None;
-    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare)?;
+    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
     let index = catalog::relation("deferred_jobs_pkey")?;
     table.index_range(index, job_id, job_id, snapshot, |row| {
         found = Some(Deferred::from_row(row)?);
         Ok(false)
     })?;
-    table.close();
+    table.close_release_lock();
     Ok(found)
 }
 
 /// Every deferred job a snapshot sees.
 pub fn read_all(snapshot: Snapshot, mut take: impl FnMut(Deferred) -> Result<bool>) -> Result<()> {
-    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare)?;
+    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
     table.scan(snapshot, |row| take(Deferred::from_row(row)?))?;
-    table.close();
+    table.close_release_lock();
     Ok(())
 }
 
 /// How many jobs each queue has put aside.
 pub fn count(snapshot: Snapshot) -> Result<HashMap<String, Counts>> {
     let mut counts: HashMap<String, Counts> = HashMap::new();
-    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare)?;
+    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
     table.scan(snapshot, |row| {
-        let entry = counts.entry(row.text(4)?.unwrap_or_default()).or_default();
-        match row.enum_label(2)?.as_deref() {
+        let entry = counts.entry(row.text(4).unwrap_or_default()).or_default();
+        match row.enum_label(2).as_deref() {
             Some("retryable") => entry.retryable += 1,
             _ => entry.scheduled += 1,
         }
         Ok(true)
     })?;
-    table.close();
+    table.close_release_lock();
     Ok(counts)
 }

@@ -3,7 +3,9 @@
 use crate::error::{Error, Result};
 use crate::pg::catalog;
 use crate::pg::datum::{self, Datum, Timestamp, ToDatum};
-use crate::pg::heap::{LockMode, Row, Snapshot, Table};
+use crate::pg::heap::{Row, Table};
+use crate::pg::lock::LockMode;
+use crate::pg::snapshot::Snapshot;
 
 use super::body::Body;
 
@@ -30,7 +32,7 @@ impl Done {
             b.tail();
         Ok([
             Some(self.job_id.to_datum()),
-            Some(datum::job_state(if self.failed { "failed" } else { "cancelled" })?),
+            Some(catalog::job_state(if self.failed { "failed" } else { "cancelled" })?),
             Some(Timestamp(self.finalized_at).to_datum()),
             self.attempted_at.map(|at| Timestamp(at).to_datum()),
             self.last_receipt.map(|r| r.to_datum()),
@@ -54,63 +56,63 @@ impl Done {
         ])
     }
 
-    fn from_row(row: &Row<'_>) -> Result<Self> {
+    fn from_row(row: &Row) -> Result<Self> {
         let missing = || Error::internal("a row of done_entries lacks a value");
         Ok(Self {
-            job_id: row.i64(1)?.ok_or_else(missing)?,
-            failed: row.enum_label(2)?.as_deref() == Some("failed"),
-            finalized_at: row.timestamp(3)?.ok_or_else(missing)?,
-            attempted_at: row.timestamp(4)?,
-            last_receipt: row.i64(5)?,
-            queue: row.text(6)?.ok_or_else(missing)?,
-            priority: row.i16(7)?.ok_or_else(missing)? as u8,
-            shard: row.i16(8)?.ok_or_else(missing)? as u8,
-            run_at: row.timestamp(10)?.ok_or_else(missing)?,
+            job_id: row.i64(1).ok_or_else(missing)?,
+            failed: row.enum_label(2).as_deref() == Some("failed"),
+            finalized_at: row.micros(3).ok_or_else(missing)?,
+            attempted_at: row.micros(4),
+            last_receipt: row.i64(5),
+            queue: row.text(6).ok_or_else(missing)?,
+            priority: row.i16(7).ok_or_else(missing)? as u8,
+            shard: row.i16(8).ok_or_else(missing)? as u8,
+            run_at: row.micros(10).ok_or_else(missing)?,
             body: Body {
-                created_at: row.timestamp(9)?.ok_or_else(missing)?,
-                run_at: row.timestamp(10)?,
+                created_at: row.micros(9).ok_or_else(missing)?,
+                run_at: row.micros(10),
                 expires_at: None,
-                attempts: row.i16(11)?.ok_or_else(missing)?,
-                max_attempts: row.i16(12)?.ok_or_else(missing)?,
-                kind: row.copy(13)?.ok_or_else(missing)?,
-                args: row.copy(14)?.ok_or_else(missing)?,
-                metadata: row.copy(15)?,
-                tags: row.copy(16)?,
-                unique_key: row.copy(17)?,
-                unique_states: row.copy(18)?,
-                ordering_key: row.copy(19)?,
-                concurrency_key: row.copy(20)?,
-                attempt_deadline: row.copy(21)?,
-                history: row.copy(22)?,
+                attempts: row.i16(11).ok_or_else(missing)?,
+                max_attempts: row.i16(12).ok_or_else(missing)?,
+                kind: row.copied_varlena(13).ok_or_else(missing)?,
+                args: row.copied_varlena(14).ok_or_else(missing)?,
+                metadata: row.copied_varlena(15),
+                tags: row.copied_varlena(16),
+                unique_key: row.copied_varlena(17),
+                unique_states: row.copied_varlena(18),
+                ordering_key: row.copied_varlena(19),
+                concurrency_key: row.copied_varlena(20),
+                attempt_deadline: row.copied_varlena(21),
+                history: row.copied_varlena(22),
             },
         })
     }
 }
 
 pub fn write(jobs: &[Done]) -> Result<()> {
-    let table = Table::open(catalog::relation("done_entries")?, LockMode::RowExclusive)?;
+    let table = Table::open(catalog::relation("done_entries")?, LockMode::RowExclusive);
     for job in jobs {
         table.insert(&job.to_row()?)?;
     }
-    table.close();
+    table.close_keep_lock();
     Ok(())
 }
 
 pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Done>> {
     let mut found = None;
-    let table = Table::open(catalog::relation("done_entries")?, LockMode::AccessShare)?;
+    let table = Table::open(catalog::relation("done_entries")?, LockMode::AccessShare);
     let index = catalog::relation("done_entries_pkey")?;
     table.index_range(index, job_id, job_id, snapshot, |row| {
         found = Some(Done::from_row(row)?);
         Ok(false)
     })?;
-    table.close();
+    table.close_release_lock();
     Ok(found)
 }
 
 pub fn read_all(snapshot: Snapshot, mut take: impl FnMut(Done) -> Result<bool>) -> Result<()> {
-    let table = Table::open(catalog::relation("done_entries")?, LockMode::AccessShare)?;
+    let table = Table::open(catalog::relation("done_entries")?, LockMode::AccessShare);
     table.scan(snapshot, |row| take(Done::from_row(row)?))?;
-    table.close();
+    table.close_release_lock();
     Ok(())
 }

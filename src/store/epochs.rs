@@ -2,17 +2,19 @@
 
 use crate::domain::receipt;
 use crate::error::{Error, Result};
-use crate::pg::heap::{LockMode, Snapshot, Table};
+use crate::pg::heap::Table;
+use crate::pg::lock::LockMode;
+use crate::pg::snapshot::Snapshot;
 use crate::pg::{catalog, spi};
 
 fn last() -> Result<Option<i64>> {
     let mut last = None;
-    let table = Table::open(catalog::relation("boot_epochs")?, LockMode::AccessShare)?;
-    table.scan(Snapshot::SelfSnap, |row| {
-        last = last.max(row.i64(1)?);
+    let table = Table::open(catalog::relation("boot_epochs")?, LockMode::AccessShare);
+    table.scan(Snapshot::SelfNow, |row| {
+        last = last.max(row.i64(1));
         Ok(true)
     })?;
-    table.close();
+    table.close_release_lock();
     Ok(last)
 }
 
@@ -30,7 +32,7 @@ pub fn write_next(now: i64) -> Result<(i64, i64)> {
     let epoch = receipt::next_epoch(last()?, now)
         .ok_or_else(|| Error::internal("the receipts are used up"))?;
     spi::as_owner(|spi| {
-        spi.execute(INSERT, &[spi::Arg::I64(epoch)])?;
+        spi.execute(INSERT, &[spi::Arg::of(epoch)])?;
         spi.execute(TRIM, &[]).map(|_| ())
     })?;
     let first = receipt::first_of(epoch);

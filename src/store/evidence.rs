@@ -11,7 +11,9 @@ use crate::domain::bits::Bits;
 use crate::domain::entities::split;
 use crate::error::{Error, Result};
 use crate::pg::catalog::{self, Leaf};
-use crate::pg::heap::{Fate, LockMode, Row, Snapshot, Table};
+use crate::pg::heap::{Fate, Row, Table};
+use crate::pg::lock::LockMode;
+use crate::pg::snapshot::Snapshot;
 
 /// Which rows count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,11 +190,11 @@ fn missing() -> Error {
 }
 
 /// The open transaction that wrote the row, if its end is open; None to skip the row.
-fn standing(row: &Row<'_>, sight: Sight) -> Result<Option<Option<u32>>> {
+fn standing(row: &Row, sight: Sight) -> Result<Option<Option<u32>>> {
     if let Sight::Seen(_) = sight {
         return Ok(Some(None));
     }
-    Ok(match row.fate()? {
+    Ok(match row.fate() {
         Fate::Committed => Some(None),
         Fate::Aborted => None,
         Fate::InProgress(xid) => Some(Some(xid)),
@@ -236,17 +238,17 @@ fn read_closures(
 ) -> Result<HashMap<i64, Vec<Closure>>> {
     use closures::column as c;
     let mut closures: HashMap<i64, Vec<Closure>> = HashMap::new();
-    let table = Table::open(catalog::leaf(Leaf::Closures, segment)?, LockMode::AccessShare)?;
+    let table = Table::open(catalog::leaf(Leaf::Closures, segment)?, LockMode::AccessShare);
     table.scan(snapshot(sight), |row| {
         let Some(xid) = standing(row, sight)? else { return Ok(true) };
-        let code = row.char(c::OUTCOME)?.ok_or_else(missing)?;
+        let code = row.char(c::OUTCOME).ok_or_else(missing)?;
         let outcome = Outcome::from_code(code)
             .ok_or_else(|| Error::internal(format!("unknown outcome {code} in a closure")))?;
-        let closed_at = row.timestamp(c::CLOSED_AT)?.ok_or_else(missing)?;
+        let closed_at = row.micros(c::CLOSED_AT).ok_or_else(missing)?;
         if outcome.is_final() && xid.is_none() {
             evidence.last_end = evidence.last_end.max(closed_at);
         }
-        let Some(claim) = row.i64(c::CLAIM_ID)? else {
+        let Some(claim) = row.i64(c::CLAIM_ID) else {
             for position in row.i64_array(c::POSITIONS)?.unwrap_or_default() {
                 if position < below && xid.is_none() {
                     dispose(evidence, position, outcome);
@@ -254,50 +256,50 @@ fn read_closures(
             }
             return Ok(true);
         };
-        let items = row.bytea(c::ITEMS)?;
+        let items = row.bytea(c::ITEMS);
         let keep = detail != Detail::None;
         closures.entry(claim).or_default().push(Closure {
             all: items.is_none(),
             items: items.unwrap_or_default(),
             outcome,
-            due: row.timestamp(c::DUE_AT)?,
+            due: row.micros(c::DUE_AT),
             closed_at,
             xid,
-            error: if keep { row.text(c::ERROR)? } else { None },
-            result: if keep { row.jsonb_text(c::RESULT)? } else { None },
+            error: if keep { row.text(c::ERROR) } else { None },
+            result: if keep { row.json_text(c::RESULT) } else { None },
         });
         Ok(true)
     })?;
-    table.close();
+    table.close_release_lock();
     Ok(closures)
 }
 
 fn read_claims(segment: u8, sight: Sight) -> Result<Vec<ClaimRow>> {
     use claims::column as c;
     let mut rows = Vec::new();
-    let table = Table::open(catalog::leaf(Leaf::Claims, segment)?, LockMode::AccessShare)?;
+    let table = Table::open(catalog::leaf(Leaf::Claims, segment)?, LockMode::AccessShare);
     table.scan(snapshot(sight), |row| {
         let Some(xid) = standing(row, sight)? else { return Ok(true) };
         let job_ids = row.i64_array(c::JOB_IDS)?.ok_or_else(missing)?;
         rows.push(ClaimRow {
             header: ClaimHeader {
-                id: row.i64(c::CLAIM_ID)?.ok_or_else(missing)?,
-                lane_id: row.i64(c::LANE_ID)?.ok_or_else(missing)?,
-                claimed_at: row.timestamp(c::CLAIMED_AT)?.ok_or_else(missing)?,
-                runtime: row.uuid(c::RUNTIME)?,
+                id: row.i64(c::CLAIM_ID).ok_or_else(missing)?,
+                lane_id: row.i64(c::LANE_ID).ok_or_else(missing)?,
+                claimed_at: row.micros(c::CLAIMED_AT).ok_or_else(missing)?,
+                runtime: row.uuid(c::RUNTIME).map(|id| id.0),
                 count: job_ids.len() as u32,
                 xid,
             },
-            attempt: row.i16(c::ATTEMPT)?.ok_or_else(missing)?,
+            attempt: row.i16(c::ATTEMPT).ok_or_else(missing)?,
             attempts: row.i16_array(c::ATTEMPTS)?,
             positions: row.i64_array(c::POSITIONS)?,
-            deadline: row.timestamp(c::DEADLINE_AT)?,
+            deadline: row.micros(c::DEADLINE_AT),
             deadlines: row.timestamp_array(c::DEADLINES)?,
             job_ids,
         });
         Ok(true)
     })?;
-    table.close();
+    table.close_release_lock();
     // Receipts grow with time: the latest attempt of a job comes last.
     rows.sort_unstable_by_key(|row| row.header.id);
     Ok(rows)
@@ -407,15 +409,15 @@ fn weigh_closure(row: &ClaimRow, item: usize, closure: &Closure, evidence: &mut 
 
 fn read_bodies(segment: u8, sight: Sight, below: i64, evidence: &mut Evidence) -> Result<()> {
     use body::column as c;
-    let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::AccessShare)?;
+    let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::AccessShare);
     table.scan(snapshot(sight), |row| {
         let Some(xid) = standing(row, sight)? else { return Ok(true) };
-        let position = row.i64(c::POSITION)?.ok_or_else(missing)?;
+        let position = row.i64(c::POSITION).ok_or_else(missing)?;
         if position >= below {
             return Ok(true);
         }
-        let lane_id = row.i64(c::LANE_ID)?.ok_or_else(missing)?;
-        let created_at = row.timestamp(c::CREATED_AT)?.ok_or_else(missing)?;
+        let lane_id = row.i64(c::LANE_ID).ok_or_else(missing)?;
+        let created_at = row.micros(c::CREATED_AT).ok_or_else(missing)?;
         let (number, offset) = split(position);
         let chunk = evidence.chunks.entry(number).or_default();
         if chunk.bodies.is_empty() && chunk.pending == 0 {
@@ -439,7 +441,7 @@ fn read_bodies(segment: u8, sight: Sight, below: i64, evidence: &mut Evidence) -
         }
         Ok(true)
     })?;
-    table.close();
+    table.close_release_lock();
     // Evidence about a body that is not there: an earlier scan saw a row whose body a later
     // snapshot would, or the leaf was written by hand.
     for (number, chunk) in &evidence.chunks {

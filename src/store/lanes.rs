@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use crate::error::Result;
 use crate::pg::catalog;
 use crate::pg::datum::{Datum, ToDatum};
-use crate::pg::heap::{LockMode, Snapshot, Table};
+use crate::pg::heap::Table;
+use crate::pg::lock::LockMode;
+use crate::pg::snapshot::Snapshot;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneRow {
@@ -20,21 +22,21 @@ pub struct LaneRow {
 /// every transaction, and a serializable one must not conflict over it.
 pub fn find(queue: &str, priority: u8, shard: u8) -> Result<Option<i64>> {
     let mut found: Option<i64> = None;
-    let table = Table::open(catalog::relation("queue_lanes")?, LockMode::AccessShare)?;
-    table.index_text(catalog::relation("queue_lanes_queue")?, queue, Snapshot::SelfSnap, |row| {
-        if row.i16(2)? == Some(i16::from(priority)) && row.i16(3)? == Some(i16::from(shard)) {
+    let table = Table::open(catalog::relation("queue_lanes")?, LockMode::AccessShare);
+    table.index_text(catalog::relation("queue_lanes_queue")?, queue, Snapshot::SelfNow, |row| {
+        if row.i16(2) == Some(i16::from(priority)) && row.i16(3) == Some(i16::from(shard)) {
             // The oldest, should there be several.
-            found = found.into_iter().chain(row.i64(1)?).min();
+            found = found.into_iter().chain(row.i64(1)).min();
         }
         Ok(true)
     })?;
-    table.close();
+    table.close_release_lock();
     Ok(found)
 }
 
 /// Writes the row of a lane that is not known to be durable.
 pub fn write(id: i64, queue: &str, priority: u8, shard: u8) -> Result<()> {
-    let table = Table::open(catalog::relation("queue_lanes")?, LockMode::RowExclusive)?;
+    let table = Table::open(catalog::relation("queue_lanes")?, LockMode::RowExclusive);
     let row: [Option<Datum>; 4] = [
         Some(id.to_datum()),
         Some(i16::from(priority).to_datum()),
@@ -42,23 +44,23 @@ pub fn write(id: i64, queue: &str, priority: u8, shard: u8) -> Result<()> {
         Some(queue.to_datum()),
     ];
     table.insert(&row)?;
-    table.close();
+    table.close_keep_lock();
     Ok(())
 }
 
 /// Every lane by its id.
 pub fn read_all(snapshot: Snapshot) -> Result<HashMap<i64, LaneRow>> {
     let mut lanes = HashMap::new();
-    let table = Table::open(catalog::relation("queue_lanes")?, LockMode::AccessShare)?;
+    let table = Table::open(catalog::relation("queue_lanes")?, LockMode::AccessShare);
     table.scan(snapshot, |row| {
         let (Some(id), Some(priority), Some(shard), Some(queue)) =
-            (row.i64(1)?, row.i16(2)?, row.i16(3)?, row.text(4)?)
+            (row.i64(1), row.i16(2), row.i16(3), row.text(4))
         else {
             return Ok(true);
         };
         lanes.insert(id, LaneRow { queue, priority: priority as u8, shard: shard as u8 });
         Ok(true)
     })?;
-    table.close();
+    table.close_release_lock();
     Ok(lanes)
 }

@@ -9,6 +9,7 @@ pub mod deferred;
 pub mod done;
 pub mod epochs;
 pub mod evidence;
+pub mod history;
 pub mod lanes;
 pub mod outcome;
 pub mod queues;

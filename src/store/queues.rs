@@ -6,7 +6,9 @@ use crate::domain::dispatcher::Dispatcher;
 use crate::domain::entities::{Db, QueueSettings};
 use crate::domain::undo::Act;
 use crate::error::Result;
-use crate::pg::heap::{LockMode, Snapshot, Table};
+use crate::pg::heap::Table;
+use crate::pg::lock::LockMode;
+use crate::pg::snapshot::Snapshot;
 use crate::pg::{catalog, spi, xact};
 use crate::{dispatch, store::settings};
 
@@ -18,17 +20,17 @@ pub struct QueueRow {
 /// The row of a queue as it is now, whatever the isolation level; None: it has none.
 pub fn read(name: &str) -> Result<Option<QueueRow>> {
     let mut found = None;
-    let table = Table::open(catalog::relation("queues")?, LockMode::AccessShare)?;
-    table.index_text(catalog::relation("queues_pkey")?, name, Snapshot::SelfSnap, |row| {
-        let json = row.jsonb_text(2)?.unwrap_or_default();
+    let table = Table::open(catalog::relation("queues")?, LockMode::AccessShare);
+    table.index_text(catalog::relation("queues_pkey")?, name, Snapshot::SelfNow, |row| {
+        let json = row.json_text(2).unwrap_or_default();
         let value: Value = serde_json::from_str(&json).unwrap_or(Value::Null);
         found = Some(QueueRow {
             settings: settings::from_json(&value),
-            paused: row.timestamp(3)?.is_some(),
+            paused: row.micros(3).is_some(),
         });
         Ok(false)
     })?;
-    table.close();
+    table.close_release_lock();
     Ok(found)
 }
 
@@ -77,7 +79,7 @@ WHERE queue OPERATOR(pg_catalog.=) $1 AND paused_at IS NOT NULL";
 
 /// Gives the queue its row.
 pub fn create(name: &str) -> Result<()> {
-    spi::as_owner(|spi| spi.execute(CREATE, &[spi::Arg::Text(Some(name))]).map(|_| ()))
+    spi::as_owner(|spi| spi.execute(CREATE, &[spi::Arg::of(name)]).map(|_| ()))
 }
 
 /// Pauses or resumes a queue with this transaction; false when it was so already.
@@ -86,9 +88,9 @@ pub fn set_paused(name: &str, paused: bool, by: Option<&str>) -> Result<bool> {
     dispatch::reserve_log(1)?;
     let changed = spi::as_owner(|spi| {
         if paused {
-            spi.execute(PAUSE, &[spi::Arg::Text(Some(name)), spi::Arg::Text(by)])
+            spi.execute(PAUSE, &[spi::Arg::of(name), spi::Arg::opt(by)])
         } else {
-            spi.execute(RESUME, &[spi::Arg::Text(Some(name))])
+            spi.execute(RESUME, &[spi::Arg::of(name)])
         }
     })?;
     let subxact = xact::current_subxact();
@@ -115,7 +117,7 @@ pub fn add_totals(name: &str, completed: i64, failed: i64, cancelled: i64) -> Re
     use spi::Arg;
     spi::as_owner(|spi| {
         let args =
-            [Arg::Text(Some(name)), Arg::I64(completed), Arg::I64(failed), Arg::I64(cancelled)];
+            [Arg::of(name), Arg::of(completed), Arg::of(failed), Arg::of(cancelled)];
         spi.execute(ADD_TOTALS, &args).map(|_| ())
     })
 }
@@ -130,16 +132,16 @@ pub struct Totals {
 /// Totals of truncated segments, of every queue that has a row.
 pub fn read_totals(snapshot: Snapshot) -> Result<Vec<Totals>> {
     let mut totals = Vec::new();
-    let table = Table::open(catalog::relation("queues")?, LockMode::AccessShare)?;
+    let table = Table::open(catalog::relation("queues")?, LockMode::AccessShare);
     table.scan(snapshot, |row| {
         totals.push(Totals {
-            queue: row.text(1)?.unwrap_or_default(),
-            completed: row.i64(6)?.unwrap_or(0),
-            failed: row.i64(7)?.unwrap_or(0),
-            cancelled: row.i64(8)?.unwrap_or(0),
+            queue: row.text(1).unwrap_or_default(),
+            completed: row.i64(6).unwrap_or(0),
+            failed: row.i64(7).unwrap_or(0),
+            cancelled: row.i64(8).unwrap_or(0),
         });
         Ok(true)
     })?;
-    table.close();
+    table.close_release_lock();
     Ok(totals)
 }

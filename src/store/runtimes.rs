@@ -1,7 +1,10 @@
 //! The rows of registered runtimes.
 
 use crate::error::Result;
-use crate::pg::heap::{LockMode, Snapshot, Table};
+use crate::pg::datum::{Interval, Uuid};
+use crate::pg::heap::Table;
+use crate::pg::lock::LockMode;
+use crate::pg::snapshot::Snapshot;
 use crate::pg::{catalog, spi};
 
 pub struct NewRuntime<'a> {
@@ -18,18 +21,18 @@ const INSERT: &str = "
 INSERT INTO awa.runtime_instances (runtime, name, liveness, heartbeat_timeout, host, pid,
     client_addr, registered_at, registered_by, opts)
 VALUES ($1, $2, $3, $4, NULL, $5, pg_catalog.inet_client_addr(), pg_catalog.clock_timestamp(),
-    $6::pg_catalog.oid::pg_catalog.regrole, $7::pg_catalog.jsonb)";
+    $6::pg_catalog.oid, $7::pg_catalog.jsonb)";
 
 pub fn write(runtime: &NewRuntime<'_>, user: u32) -> Result<()> {
     use spi::Arg;
     let liveness = if runtime.heartbeat { "heartbeat" } else { "session" };
     let args = [
-        Arg::Uuid(runtime.id),
-        Arg::Text(runtime.name),
-        Arg::Text(Some(liveness)),
-        Arg::IntervalMicros(runtime.heartbeat.then_some(runtime.timeout)),
-        Arg::I32(runtime.pid),
-        Arg::Oid(user),
+        Arg::of(Uuid(runtime.id)),
+        Arg::opt(runtime.name),
+        Arg::of(liveness),
+        Arg::opt(runtime.heartbeat.then_some(Interval::of_micros(runtime.timeout))),
+        Arg::of(runtime.pid),
+        Arg::of(i64::from(user)),
         Arg::Text(Some(runtime.opts)),
     ];
     spi::as_owner(|spi| spi.execute(INSERT, &args).map(|_| ()))
@@ -38,21 +41,21 @@ pub fn write(runtime: &NewRuntime<'_>, user: u32) -> Result<()> {
 const DELETE: &str = "DELETE FROM awa.runtime_instances WHERE runtime OPERATOR(pg_catalog.=) $1";
 
 pub fn delete(id: [u8; 16]) -> Result<()> {
-    spi::as_owner(|spi| spi.execute(DELETE, &[spi::Arg::Uuid(id)]).map(|_| ()))
+    spi::as_owner(|spi| spi.execute(DELETE, &[spi::Arg::of(Uuid(id))]).map(|_| ()))
 }
 
 /// Heartbeat runtimes, which outlive a restart: their ids and timeouts (microseconds).
 pub fn read_heartbeats() -> Result<Vec<([u8; 16], i64)>> {
     let mut found = Vec::new();
-    let table = Table::open(catalog::relation("runtime_instances")?, LockMode::AccessShare)?;
-    table.scan(Snapshot::SelfSnap, |row| {
-        if row.text(3)?.as_deref() == Some("heartbeat")
-            && let (Some(id), Some(timeout)) = (row.uuid(1)?, row.interval(4)?)
+    let table = Table::open(catalog::relation("runtime_instances")?, LockMode::AccessShare);
+    table.scan(Snapshot::SelfNow, |row| {
+        if row.text(3).as_deref() == Some("heartbeat")
+            && let (Some(id), Some(timeout)) = (row.uuid(1).map(|id| id.0), row.interval(4))
         {
             found.push((id, timeout.to_micros()));
         }
         Ok(true)
     })?;
-    table.close();
+    table.close_release_lock();
     Ok(found)
 }

@@ -2,7 +2,9 @@
 
 use crate::domain::entities::{SEGMENTS, Segment, SegmentState};
 use crate::error::{Error, Result};
-use crate::pg::heap::{LockMode, Snapshot, Table};
+use crate::pg::heap::Table;
+use crate::pg::lock::LockMode;
+use crate::pg::snapshot::Snapshot;
 use crate::pg::{catalog, spi};
 
 fn parse(state: &str) -> Result<SegmentState> {
@@ -19,22 +21,22 @@ fn parse(state: &str) -> Result<SegmentState> {
 pub fn read_states() -> Result<([Segment; SEGMENTS], u8)> {
     let mut segments = [Segment::default(); SEGMENTS];
     let (mut current, mut any) = (0, false);
-    let table = Table::open(catalog::relation("segments")?, LockMode::AccessShare)?;
-    table.scan(Snapshot::SelfSnap, |row| {
-        let number = row.i16(1)?.unwrap_or(-1);
+    let table = Table::open(catalog::relation("segments")?, LockMode::AccessShare);
+    table.scan(Snapshot::SelfNow, |row| {
+        let number = row.i16(1).unwrap_or(-1);
         let Some(segment) = usize::try_from(number).ok().and_then(|n| segments.get_mut(n)) else {
             return Err(Error::internal(format!("segment number {number} is out of range")));
         };
         any = true;
-        segment.generation = row.i64(2)?.unwrap_or(0);
-        segment.state = parse(row.text(3)?.as_deref().unwrap_or(""))?;
-        segment.since = row.timestamp(4)?.unwrap_or(0);
+        segment.generation = row.i64(2).unwrap_or(0);
+        segment.state = parse(row.text(3).as_deref().unwrap_or(""))?;
+        segment.since = row.micros(4).unwrap_or(0);
         if segment.state == SegmentState::Current {
             current = number as u8;
         }
         Ok(true)
     })?;
-    table.close();
+    table.close_release_lock();
     if !any {
         segments[0].state = SegmentState::Current;
     }
@@ -44,15 +46,15 @@ pub fn read_states() -> Result<([Segment; SEGMENTS], u8)> {
 /// Segments of which the table says that no undisposed job is left in them.
 pub fn read_disposed() -> Result<[bool; SEGMENTS]> {
     let mut disposed = [false; SEGMENTS];
-    let table = Table::open(catalog::relation("segments")?, LockMode::AccessShare)?;
-    table.scan(Snapshot::SelfSnap, |row| {
-        let number = usize::try_from(row.i16(1)?.unwrap_or(-1)).ok();
+    let table = Table::open(catalog::relation("segments")?, LockMode::AccessShare);
+    table.scan(Snapshot::SelfNow, |row| {
+        let number = usize::try_from(row.i16(1).unwrap_or(-1)).ok();
         if let Some(flag) = number.and_then(|n| disposed.get_mut(n)) {
-            *flag = row.bool(5)?.unwrap_or(false);
+            *flag = row.bool(5).unwrap_or(false);
         }
         Ok(true)
     })?;
-    table.close();
+    table.close_release_lock();
     Ok(disposed)
 }
 
@@ -79,7 +81,7 @@ WHERE segment OPERATOR(pg_catalog.=) $1";
 pub fn rotate(next: u8) -> Result<()> {
     spi::as_owner(|spi| {
         spi.execute(SEAL, &[])?;
-        spi.execute(OPEN, &[spi::Arg::I16(i16::from(next))]).map(|_| ())
+        spi.execute(OPEN, &[spi::Arg::of(i16::from(next))]).map(|_| ())
     })
 }
 
@@ -91,7 +93,7 @@ WHERE segment OPERATOR(pg_catalog.=) $1";
 
 /// Notes that a segment was truncated.
 pub fn mark_free(segment: u8) -> Result<()> {
-    spi::as_owner(|spi| spi.execute(FREE, &[spi::Arg::I16(i16::from(segment))]).map(|_| ()))
+    spi::as_owner(|spi| spi.execute(FREE, &[spi::Arg::of(i16::from(segment))]).map(|_| ()))
 }
 
 const DISPOSED: &str = "
@@ -100,5 +102,5 @@ WHERE segment OPERATOR(pg_catalog.=) $1 AND NOT disposed";
 
 /// Notes that a sealed segment has no undisposed job, so that a start need not read it.
 pub fn mark_disposed(segment: u8) -> Result<()> {
-    spi::as_owner(|spi| spi.execute(DISPOSED, &[spi::Arg::I16(i16::from(segment))]).map(|_| ()))
+    spi::as_owner(|spi| spi.execute(DISPOSED, &[spi::Arg::of(i16::from(segment))]).map(|_| ()))
 }

@@ -131,6 +131,7 @@ impl Dispatcher<'_> {
         database.runtime_wheel.format(now);
         database.next_deferred = i64::MAX;
         database.orphans = false;
+        database.replayed = false;
         database.replay_due = false;
         database.doubts_due = false;
         database.worker = 0;

@@ -265,6 +265,35 @@ impl Dispatcher<'_> {
         Ok(())
     }
 
+    /// A job that an open (prepared, or foreign) transaction releases.
+    pub fn restore_pending_release(
+        &mut self,
+        db: Db,
+        (lane, chunk): (u32, i64),
+        offset: u16,
+        prior: i16,
+        snoozed: bool,
+        due: i64,
+    ) -> Result<u32, Full> {
+        let mut bits = Bits::default();
+        bits.insert(offset);
+        let release = Release {
+            db,
+            state: ReleaseState::Pending,
+            snoozed,
+            rollbacks: 0,
+            prior,
+            lane,
+            chunk,
+            bits,
+            timer: Timer::stopped(due),
+            born: due,
+            after: 0,
+            next: NIL,
+        };
+        self.releases.insert(release).ok_or(Full::Timers)
+    }
+
     /// Something an open (prepared, or foreign) transaction did.
     pub fn restore_doubt(&mut self, doubt: Doubt) -> Result<(), Full> {
         self.doubts.insert(doubt).map(|_| ()).ok_or(Full::OpenClaims)

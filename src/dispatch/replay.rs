@@ -1,0 +1,302 @@
+//! Rebuilding memory from the tables: at start, after a crash, after promotion, and when
+//! memory cannot be trusted.
+//!
+//! Producers go on meanwhile: their chunks lie above a floor, replay restores those below.
+//! Claims and closes wait. The worker of the database runs it.
+
+use std::collections::HashMap;
+
+use super::session::{attach, capacity};
+use crate::domain::bits::Bits;
+use crate::domain::dispatcher::{Full, LaneName, Restored};
+use crate::domain::entities::{Counts, Db, Doubt, Liveness, Phase, Runtime, SEGMENTS, position, split};
+use crate::domain::undo::{Act, End};
+use crate::error::{Error, Result};
+use crate::pg::{guc, snapshot::Snapshot, xact};
+use crate::store::evidence::{self, ChunkEvidence, Detail, Evidence, Sight};
+use crate::store::lanes::LaneRow;
+use crate::store::outcome::Outcome;
+use crate::store::{chunks, deferred, epochs, lanes, queues, runtimes, segments};
+
+/// What a replay has found; `finish` lets claims go on with it, once the transaction that
+/// wrote the epoch has been committed and flushed.
+pub struct Replayed {
+    db: Db,
+    receipts: (i64, i64),
+    next_deferred: i64,
+    pub jobs: u64,
+    pub open: u64,
+    pub faults: Vec<String>,
+}
+
+/// Whether memory of this database has to be rebuilt.
+pub fn is_due() -> Result<bool> {
+    let db = attach()?;
+    Ok(super::with(|d| {
+        let database = d.base(db);
+        database.phase != Phase::Open || database.replay_due
+    }))
+}
+
+/// Reads the tables into memory.
+pub fn run() -> Result<Replayed> {
+    let db = attach()?;
+    segments::seed()?;
+    begin(db)?;
+    let floor = super::with(|d| d.base(db).floor);
+    let names = lanes::read_all(Snapshot::Any)?;
+    restore_runtimes(db)?;
+    let mut replayed = Replayed {
+        db,
+        receipts: (0, 0),
+        next_deferred: i64::MAX,
+        jobs: 0,
+        open: 0,
+        faults: Vec::new(),
+    };
+    for total in queues::read_totals(Snapshot::SelfNow)? {
+        let counts = Counts {
+            completed: total.completed,
+            failed: total.failed,
+            cancelled: total.cancelled,
+            ..Counts::default()
+        };
+        super::with(|d| d.restore_counts(db, &total.queue, &counts)).map_err(capacity)?;
+    }
+    for (queue, counts) in deferred::count(Snapshot::SelfNow)? {
+        super::with(|d| d.restore_counts(db, &queue, &counts)).map_err(capacity)?;
+    }
+    for segment in 0..SEGMENTS as u8 {
+        let evidence =
+            evidence::read(segment, Sight::Everything, Detail::None, position(floor, 0))?;
+        Segment { db, segment, names: &names }.restore(&evidence)?;
+        replayed.jobs += evidence.bodies - evidence.disposed;
+        replayed.open += evidence.open.len() as u64;
+        replayed.faults.extend(evidence.faults);
+    }
+    replayed.next_deferred = deferred::next_run_at()?.unwrap_or(i64::MAX);
+    replayed.receipts = epochs::write_next(xact::now())?;
+    xact::force_synchronous_commit();
+    Ok(replayed)
+}
+
+/// Lets claims and closes go on.
+pub fn finish(replayed: &Replayed) {
+    super::with(|d| d.finish_replay(replayed.db, replayed.receipts, replayed.next_deferred));
+    // Transactions in doubt may have ended while we read.
+    super::probe_doubts();
+}
+
+/// The first replay of a start fills what is empty; any later one starts over.
+fn begin(db: Db) -> Result<()> {
+    let first = super::with(|d| !core::mem::replace(&mut d.base(db).replayed, true));
+    if first {
+        return Ok(());
+    }
+    let (states, current) = segments::read_states()?;
+    let block = chunks::next_block()?;
+    super::with(|d| d.begin_rebuild(db, block, &states, current));
+    Ok(())
+}
+
+/// Heartbeat runtimes outlive a restart: nobody can have heard them meanwhile, so each
+/// gets a full period. Session runtimes died with their connections.
+fn restore_runtimes(db: Db) -> Result<()> {
+    let now = xact::now();
+    for (id, timeout) in runtimes::read_heartbeats()? {
+        let runtime = Runtime {
+            db,
+            liveness: Liveness::Heartbeat,
+            dead: false,
+            id,
+            proc: 0,
+            pid: 0,
+            timeout,
+            timer: Default::default(),
+            last_seen: now,
+            claims: crate::domain::table::NIL,
+            open: 0,
+        };
+        super::with(|d| match d.runtime(db, &id) {
+            Some(_) => Ok(()),
+            None => d.register(runtime, now).map(|_| ()),
+        })
+        .map_err(capacity)?;
+    }
+    Ok(())
+}
+
+/// One segment on its way into memory.
+struct Segment<'a> {
+    db: Db,
+    segment: u8,
+    names: &'a HashMap<i64, LaneRow>,
+}
+
+impl Segment<'_> {
+    fn name(&self, lane_id: i64) -> Result<LaneName<'_>> {
+        let row = self.names.get(&lane_id).ok_or_else(|| {
+            Error::internal(format!("lane {lane_id} of segment {} has no row", self.segment))
+        })?;
+        Ok(LaneName { queue: &row.queue, priority: row.priority, shard: row.shard, id: lane_id })
+    }
+
+    fn restore(&self, evidence: &Evidence) -> Result<()> {
+        let Self { db, segment, .. } = *self;
+        for (number, chunk) in &evidence.chunks {
+            self.restore_chunk(*number, chunk)?;
+        }
+        self.restore_pending(evidence)?;
+        self.restore_open(evidence)?;
+        self.restore_released(evidence)?;
+        for (lane_id, ends) in &evidence.ends {
+            let counts = Counts {
+                completed: ends.completed,
+                failed: ends.failed,
+                cancelled: ends.cancelled,
+                ..Counts::default()
+            };
+            let queue = self.name(*lane_id)?.queue;
+            super::with(|d| d.restore_counts(db, queue, &counts)).map_err(capacity)?;
+        }
+        super::with(|d| {
+            let entry = &mut d.base(db).segments[usize::from(segment)];
+            entry.bodies += evidence.bodies;
+            entry.last_end = entry.last_end.max(evidence.last_end);
+        });
+        Ok(())
+    }
+
+    fn restore_chunk(&self, number: i64, chunk: &ChunkEvidence) -> Result<()> {
+        let live = chunk.live();
+        if live == 0 && chunk.pending == 0 {
+            return Ok(());
+        }
+        let restored = Restored {
+            number,
+            segment: self.segment,
+            born: chunk.born,
+            ready: chunk.ready(),
+            live,
+            in_flight: chunk.pending,
+        };
+        let name = self.name(chunk.lane_id)?;
+        super::with(|d| d.restore_chunk(self.db, &name, &restored)).map_err(capacity)
+    }
+
+    /// Bodies of transactions that are prepared, or open since before the rebuild.
+    fn restore_pending(&self, evidence: &Evidence) -> Result<()> {
+        for (order, (xid, position)) in evidence.pending.iter().enumerate() {
+            let (chunk, first) = split(*position);
+            let act = Act::Enqueue { chunk, first, count: 1 };
+            self.restore_doubt(*xid, order as u32, act)?;
+        }
+        Ok(())
+    }
+
+    fn restore_doubt(&self, xid: u32, order: u32, act: Act) -> Result<()> {
+        let doubt = Doubt { db: self.db, xid, order, act };
+        super::with(|d| {
+            d.base(self.db).segments[usize::from(self.segment)].in_flight += 1;
+            d.restore_doubt(doubt)
+        })
+        .map_err(capacity)
+    }
+
+    fn restore_open(&self, evidence: &Evidence) -> Result<()> {
+        // Nobody could extend or complete while the server was away.
+        let earliest = xact::now() + guc::heartbeat_staleness().as_micros() as i64;
+        let mut claims: Vec<Option<u32>> = vec![None; evidence.claims.len()];
+        for (order, item) in evidence.open.iter().enumerate() {
+            let Some(header) = evidence.claims.get(item.claim) else { continue };
+            let name = self.name(header.lane_id)?;
+            let known = claims.get(item.claim).copied().flatten();
+            let deadline =
+                if item.deadline == i64::MAX { i64::MAX } else { item.deadline.max(earliest) };
+            let closer = item.closing.map(|(xid, ..)| xid);
+            let restored = super::with(|d| {
+                let claim = match known {
+                    Some(claim) => claim,
+                    None => d.restore_claim(
+                        self.db,
+                        &name,
+                        (self.segment, header.id, header.count),
+                        header.runtime,
+                        header.claimed_at,
+                    )?,
+                };
+                let at = d.restore_item(
+                    claim,
+                    (item.receipt, item.position),
+                    item.attempt - 1,
+                    deadline,
+                    closer,
+                )?;
+                Ok::<_, Full>((claim, at))
+            });
+            let (claim, at) = restored.map_err(capacity)?;
+            if let Some(slot) = claims.get_mut(item.claim) {
+                *slot = Some(claim);
+            }
+            if let Some((xid, outcome, due)) = item.closing {
+                self.restore_closing(xid, order as u32, (at, item), outcome, due)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// An open transaction closes the item: if it commits, the item ends like this.
+    fn restore_closing(
+        &self,
+        xid: u32,
+        order: u32,
+        (at, item): (u32, &evidence::OpenItem),
+        outcome: Outcome,
+        due: Option<i64>,
+    ) -> Result<()> {
+        let end = match outcome {
+            Outcome::Completed => End::Completed,
+            Outcome::Failed | Outcome::DeadLettered => End::Failed,
+            Outcome::Cancelled => End::Cancelled,
+            Outcome::Moved => End::Moved,
+            Outcome::Retryable | Outcome::Released | Outcome::Snoozed => {
+                let used = item.attempt - i16::from(!outcome.counts_attempt());
+                let snoozed = outcome == Outcome::Snoozed;
+                let (chunk, offset) = split(item.position);
+                let release = super::with(|d| {
+                    let lane = d.claims[d.items[at].claim].lane;
+                    let due = due.unwrap_or(0);
+                    d.restore_pending_release(self.db, (lane, chunk), offset, used, snoozed, due)
+                });
+                let release = release.map_err(capacity)?;
+                let act = Act::Release { release };
+                super::with(|d| d.restore_doubt(Doubt { db: self.db, xid, order, act }))
+                    .map_err(capacity)?;
+                End::Released(release)
+            }
+        };
+        self.restore_doubt(xid, order, Act::Close { item: at, receipt: item.receipt, end })
+    }
+
+    fn restore_released(&self, evidence: &Evidence) -> Result<()> {
+        // Those of one chunk with the same attempts and time were released together.
+        let mut groups: HashMap<(i64, i16, i64, bool), Bits> = HashMap::new();
+        for (position, job) in &evidence.released {
+            let (chunk, offset) = split(*position);
+            let key = (chunk, job.attempts, job.due, job.snoozed);
+            groups.entry(key).or_default().insert(offset);
+        }
+        let mut groups: Vec<_> = groups.into_iter().collect();
+        groups.sort_unstable_by_key(|((chunk, _, due, _), _)| (*due, *chunk));
+        let now = xact::now();
+        for ((chunk, attempts, due, snoozed), bits) in groups {
+            let Some(owner) = evidence.chunks.get(&chunk) else { continue };
+            let name = self.name(owner.lane_id)?;
+            super::with(|d| {
+                d.restore_release(self.db, &name, (chunk, &bits), attempts, snoozed, due, now)
+            })
+            .map_err(capacity)?;
+        }
+        Ok(())
+    }
+}

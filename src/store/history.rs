@@ -1,0 +1,38 @@
+//! What a job's body carries from row to row: the errors of its attempts.
+
+use serde_json::{Value, json};
+
+use crate::pg::datum::{self, Datum, ToDatum};
+
+/// An error text is kept up to this many bytes.
+const MAX_ERROR: usize = 8192;
+
+/// The history with one more error; as it was where there is none.
+///
+/// * `at` - microseconds of the Postgres clock
+pub fn with_error(history: Option<Datum>, attempt: i16, at: i64, error: Option<&str>) -> Option<Datum> {
+    let Some(error) = error else { return history };
+    let mut value = history
+        .map(datum::json_value)
+        .filter(Value::is_object)
+        .unwrap_or_else(|| json!({}));
+    let entry = json!({ "attempt": attempt, "at": datum::iso_time(at), "error": cut(error) });
+    match value.get_mut("errors").and_then(Value::as_array_mut) {
+        Some(errors) => errors.push(entry),
+        None => value["errors"] = json!([entry]),
+    }
+    Some(value.to_datum())
+}
+
+/// A text that `text` columns and JSON can hold, of bounded length.
+pub fn cut(error: &str) -> String {
+    let clean = error.replace('\0', "");
+    if clean.len() <= MAX_ERROR {
+        return clean;
+    }
+    let mut end = MAX_ERROR;
+    while !clean.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{} ... (cut, {} bytes in all)", &clean[..end], clean.len())
+}
