@@ -10,6 +10,7 @@ pgrx::pg_module_magic!(name, version);
 
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
+    pg::boundary::note_panics();
     if pg::shmem::is_preloading() {
         pg::shmem::request(1 << 13, 8);
     }

@@ -2,7 +2,6 @@
 
 use core::cell::RefCell;
 use core::ffi::{CStr, c_int};
-use core::ptr;
 use std::collections::HashMap;
 use std::ffi::CString;
 
@@ -397,7 +396,7 @@ fn failed(code: c_int) -> Error {
     // SAFETY: a constant string, or one in a static buffer.
     let name = unsafe {
         let name = pg_sys::SPI_result_code_string(code);
-        if name == ptr::null() { "unknown".into() } else { CStr::from_ptr(name).to_string_lossy() }
+        if name.is_null() { "unknown".into() } else { CStr::from_ptr(name).to_string_lossy() }
     };
     Error::internal(format!("SPI failed with {name}"))
 }
