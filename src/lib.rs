@@ -3,16 +3,19 @@
 //! The tables are the log, shared memory is the index, startup is replay.
 
 pub mod api;
+pub mod dispatch;
 pub mod domain;
 pub mod error;
 pub mod maintenance;
 pub mod pg;
+pub mod store;
 pub mod supervisor;
 
 pgrx::pg_module_magic!(name, version);
 
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
+    pg::boundary::note_panics();
     if !pg::shmem::is_preloading() {
         // Loaded by a session alone: no shared memory, so every function says why
         // it cannot work (see pg::shmem::ensure_ready).

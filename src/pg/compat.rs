@@ -138,3 +138,31 @@ pub fn owns_extension(extension: pg_sys::Oid) -> bool {
         pg_sys::object_ownercheck(pg_sys::ExtensionRelationId, extension, pg_sys::GetUserId())
     }
 }
+
+/// Our place in ProcGlobal->allProcs.
+pub fn my_proc_number() -> u32 {
+    // SAFETY: set when the process got its PGPROC.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        let number = (*pg_sys::MyProc).pgprocno;
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        let number = pg_sys::MyProcNumber;
+        u32::try_from(number).unwrap_or(u32::MAX)
+    }
+}
+
+/// What pg_stat_activity shows while we wait: a name of our own from 17.
+pub fn wait_event() -> u32 {
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    return pg_sys::PG_WAIT_EXTENSION;
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+    {
+        use core::cell::Cell;
+        thread_local! { static EVENT: Cell<u32> = const { Cell::new(0) } }
+        if EVENT.get() == 0 {
+            // SAFETY: takes a lock and a place in a shared table, once a backend.
+            EVENT.set(unsafe { pg_sys::WaitEventExtensionNew(c"AwaWait".as_ptr()) });
+        }
+        EVENT.get()
+    }
+}
