@@ -153,6 +153,8 @@ pub struct Queue {
     /// First of its lanes.
     pub lanes: u32,
     pub waiters: u32,
+    /// Acts of open transactions that name it by its index: it stays until they end.
+    pub pins: u32,
 }
 
 fn hash_bytes(db: Db, bytes: &[u8]) -> u64 {
@@ -180,6 +182,7 @@ impl Queue {
             counts: Counts::default(),
             lanes: NIL,
             waiters: 0,
+            pins: 0,
         }
     }
 
@@ -394,6 +397,26 @@ pub struct Release {
     pub next: u32,
 }
 
+impl Release {
+    /// Of a transaction that has not committed; its bits follow.
+    pub fn pending(db: Db, (lane, chunk): (u32, i64), prior: i16, snoozed: bool, due: i64) -> Self {
+        Self {
+            db,
+            state: ReleaseState::Pending,
+            snoozed,
+            rollbacks: 0,
+            prior,
+            lane,
+            chunk,
+            bits: Bits::default(),
+            timer: Timer::stopped(due),
+            born: due,
+            after: 0,
+            next: NIL,
+        }
+    }
+}
+
 impl Entry for Release {
     fn hash(&self) -> u64 {
         // Never looked up by key: only walked and indexed.
@@ -464,14 +487,20 @@ pub struct Waiter {
 pub struct Doubt {
     pub db: Db,
     pub xid: u32,
-    /// Acts of a transaction are settled in this order.
+    /// Acts of a transaction are settled in this order: 0, 1, and so on.
     pub order: u32,
     pub act: super::undo::Act,
 }
 
+impl Doubt {
+    pub fn key(xid: u32, order: u32) -> u64 {
+        mix(u64::from(xid) << 32 | u64::from(order))
+    }
+}
+
 impl Entry for Doubt {
     fn hash(&self) -> u64 {
-        mix(u64::from(self.xid))
+        Self::key(self.xid, self.order)
     }
 }
 

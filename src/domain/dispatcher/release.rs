@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::domain::undo::{Act, Entry, UndoLog};
-use crate::domain::wheel::Timer;
 
 /// Roll-backs of claims of one job in a row before it is delayed.
 const PATIENCE: u8 = 3;
@@ -25,24 +24,17 @@ impl Dispatcher<'_> {
         log: &mut UndoLog,
         subxact: u32,
     ) -> Option<u32> {
-        let release = Release {
-            db,
-            state: ReleaseState::Pending,
-            snoozed,
-            rollbacks: 0,
-            prior,
-            lane,
-            chunk,
-            bits: Default::default(),
-            timer: Timer::stopped(due),
-            born: due,
-            after: 0,
-            next: NIL,
-        };
+        let release = Release::pending(db, (lane, chunk), prior, snoozed, due);
         let at = self.releases.insert(release)?;
         let generation = self.base(db).generation;
         log.push(Entry { db, generation, subxact, act: Act::Release { release: at } });
         Some(at)
+    }
+
+    /// Whether the index names a release of an open transaction.
+    pub(super) fn pending_release(&self, db: Db, at: u32) -> bool {
+        let release = self.releases.get(at);
+        release.is_some_and(|r| r.db == db && r.state == ReleaseState::Pending)
     }
 
     pub fn add_to_release(&mut self, release: u32, offset: u16) {

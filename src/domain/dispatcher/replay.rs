@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::domain::bits::{Bits, CHUNK_SIZE};
-use crate::domain::wheel::Timer;
+use crate::domain::undo::Act;
 
 /// A lane as the tables name it.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +50,15 @@ impl Dispatcher<'_> {
         self.releases.remove_where(|r| r.db == db);
         self.chunks.remove_where(|c| c.db == db);
         self.lanes.remove_where(|l| l.db == db);
-        self.doubts.remove_where(|d| d.db == db);
+        let mut from = 0;
+        while let Some(at) = self.doubts.next_used(from) {
+            from = at + 1;
+            if self.doubts[at].db == db {
+                let act = self.doubts[at].act;
+                self.unpin(db, act);
+                self.doubts.remove(at);
+            }
+        }
         let mut from = 0;
         while let Some(at) = self.queues.next_used(from) {
             from = at + 1;
@@ -245,29 +253,47 @@ impl Dispatcher<'_> {
         due: i64,
         now: i64,
     ) -> Result<(), Full> {
-        let lane = self.restore_lane(db, name)?;
-        let release = Release {
-            db,
-            state: ReleaseState::Pending,
-            snoozed,
-            rollbacks: 0,
-            prior,
-            lane,
-            chunk,
-            bits: *bits,
-            timer: Timer::stopped(due),
-            born: due,
-            after: 0,
-            next: NIL,
-        };
-        let at = self.releases.insert(release).ok_or(Full::Timers)?;
+        let at = self.restore_pending_release(db, name, (chunk, bits), prior, snoozed, due)?;
         self.start_release(at, now);
         Ok(())
     }
 
-    /// Something an open (prepared, or foreign) transaction did.
+    /// Jobs that an open transaction releases: to be named by its doubts, as `Act::Release`
+    /// and `End::Released`.
+    pub fn restore_pending_release(
+        &mut self,
+        db: Db,
+        name: &LaneName<'_>,
+        (chunk, bits): (i64, &Bits),
+        prior: i16,
+        snoozed: bool,
+        due: i64,
+    ) -> Result<u32, Full> {
+        let lane = self.restore_lane(db, name)?;
+        let release =
+            Release { bits: *bits, ..Release::pending(db, (lane, chunk), prior, snoozed, due) };
+        self.releases.insert(release).ok_or(Full::Timers)
+    }
+
+    /// Something an open (prepared, or foreign) transaction did; what it acts on was restored
+    /// before. Acts of one transaction are settled in the order in which they come here.
     pub fn restore_doubt(&mut self, doubt: Doubt) -> Result<(), Full> {
-        self.doubts.insert(doubt).map(|_| ()).ok_or(Full::OpenClaims)
+        let Doubt { db, xid, act, .. } = doubt;
+        let order = self.doubts_of(xid);
+        self.doubts.insert(Doubt { order, ..doubt }).ok_or(Full::OpenClaims)?;
+        self.pin(db, act);
+        let segment = match act {
+            Act::Enqueue { chunk, .. } => self.chunk(db, chunk).map(|at| self.chunks[at].segment),
+            Act::Close { receipt, .. } => {
+                self.item(db, receipt).map(|at| self.claims[self.items[at].claim].segment)
+            }
+            _ => None,
+        };
+        if let Some(segment) = segment {
+            self.base(db).segments[usize::from(segment)].in_flight += 1;
+            self.changed(db, segment);
+        }
+        Ok(())
     }
 
     /// Totals and deferred jobs of a queue, as the tables count them.
