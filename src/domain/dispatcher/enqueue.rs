@@ -26,10 +26,12 @@ pub enum Granted {
 }
 
 impl Dispatcher<'_> {
-    /// Adds chunk numbers nobody used. A block that came too late is left unused.
+    /// Adds chunk numbers nobody used. A block that came too late is left unused: while
+    /// the last one is not used up, and also when a later one was handed out already (numbers
+    /// must grow, and those below the floor are replay's).
     pub fn add_block(&mut self, db: Db, first: i64, count: i64) {
         let database = self.base(db);
-        if database.next_chunk >= database.end_chunk {
+        if database.next_chunk >= database.end_chunk && first >= database.next_chunk {
             database.next_chunk = first;
             database.end_chunk = first + count;
         }
@@ -81,7 +83,7 @@ impl Dispatcher<'_> {
             open
         } else {
             if self.chunks.free() == 0 {
-                self.evict_chunks(db);
+                self.evict_chunks();
                 if self.chunks.free() == 0 {
                     return Err(Full::Chunks);
                 }
@@ -150,18 +152,21 @@ impl Dispatcher<'_> {
         }
     }
 
-    /// Closes the idle open chunks, which frees them.
-    fn evict_chunks(&mut self, db: Db) {
+    /// Closes the lane's open chunk if it holds no job, which frees it. One with jobs
+    /// stays open: closing it would free nothing and cost the lane a new one.
+    pub(super) fn close_idle_chunk(&mut self, lane: u32) {
+        let open = self.lanes[lane].open_chunk;
+        if open != NIL && self.chunks[open].live == 0 && self.chunks[open].in_flight == 0 {
+            self.close_open_chunk(lane);
+        }
+    }
+
+    /// Frees the idle open chunks of every database: they share the table.
+    fn evict_chunks(&mut self) {
         let mut from = 0;
         while let Some(lane) = self.lanes.next_used(from) {
             from = lane + 1;
-            let open = self.lanes[lane].open_chunk;
-            if self.lanes[lane].db == db && open != NIL {
-                let chunk = &self.chunks[open];
-                if chunk.live == 0 && chunk.in_flight == 0 {
-                    self.close_open_chunk(lane);
-                }
-            }
+            self.close_idle_chunk(lane);
         }
     }
 

@@ -169,6 +169,8 @@ impl Dispatcher<'_> {
             return Ok(queue);
         }
         if self.queues.free() == 0 {
+            // A queue goes only after its lanes.
+            self.evict_lanes(db);
             self.evict_queues(db);
         }
         self.queues.insert(Queue::new(db, name, QueueSettings::default())).ok_or(Full::Lanes)
@@ -181,7 +183,7 @@ impl Dispatcher<'_> {
         while let Some(at) = self.queues.next_used(from) {
             from = at + 1;
             let queue = &self.queues[at];
-            let idle = queue.lanes == NIL && queue.waiters == 0;
+            let idle = queue.lanes == NIL && queue.waiters == 0 && queue.pins == 0;
             if queue.db == db && idle && queue.counts == Counts::default() {
                 self.queues.remove(at);
             }
@@ -240,8 +242,9 @@ impl Dispatcher<'_> {
             if self.lanes[at].db != db {
                 continue;
             }
-            self.close_open_chunk(at);
-            if self.lanes[at].chunks == 0 {
+            self.close_idle_chunk(at);
+            let Lane { chunks, returned, .. } = self.lanes[at];
+            if chunks == 0 && returned == NIL {
                 self.unlink_lane(at);
                 self.lanes.remove(at);
             }
