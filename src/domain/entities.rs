@@ -92,6 +92,8 @@ pub struct Database {
     pub replay_due: bool,
     /// Doubtful acts that a callback could not settle may be settled now.
     pub doubts_due: bool,
+    /// Waiters for more queues than they can name.
+    pub wide_waiters: u32,
     /// The worker of this database: proc number + 1; 0: none.
     pub worker: u32,
     /// The worker sleeps until then unless woken; MIN: it is awake.
@@ -337,6 +339,8 @@ pub struct Item {
     pub closing: bool,
     /// Claims of this job that were rolled back in a row.
     pub rollbacks: u8,
+    /// Its body says the attempts used before this one, whether they were read or not.
+    pub as_body: bool,
     /// Attempts used before this one, or AS_BODY.
     pub prior: i16,
     pub closer: u32,
@@ -467,17 +471,28 @@ pub const WAITED_QUEUES: usize = 16;
 
 /// A backend that waits for jobs; its index is its proc number.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default, Debug)]
 pub struct Waiter {
     pub waiting: bool,
     pub woken: bool,
     pub db: Db,
-    /// More than this is any queue.
+    /// More than `WAITED_QUEUES`: it waits for any queue of its database.
     pub count: u16,
     pub queues: [u32; WAITED_QUEUES],
     /// Of all waiters, in the order of their arrival.
     pub prev: u32,
     pub next: u32,
+}
+
+impl Waiter {
+    pub fn is_wide(&self) -> bool {
+        usize::from(self.count) > WAITED_QUEUES
+    }
+
+    /// The queues it names; none if it waits for any.
+    pub fn named(&self) -> &[u32] {
+        if self.is_wide() { &[] } else { &self.queues[..usize::from(self.count)] }
+    }
 }
 
 /// An act of a transaction whose end its own backend does not report: it is

@@ -78,7 +78,8 @@ impl Dispatcher<'_> {
                         Source::Release(at) => self.releases[at].born,
                     };
                     let priority = self.lanes[lanes].priority;
-                    let effective = effective_priority(priority, now - born, settings.ageing);
+                    let effective =
+                        effective_priority(priority, now.saturating_sub(born), settings.ageing);
                     let rank = (effective, born, priority);
                     if best.as_ref().is_none_or(|(b, ..)| rank < *b) {
                         best = Some((rank, lanes, effective != priority));
@@ -160,6 +161,8 @@ impl Dispatcher<'_> {
                     let Release { chunk, prior, rollbacks, .. } = *release;
                     if release.bits.is_empty() {
                         self.pop_returned(lane);
+                    } else {
+                        self.popped_from_front(at);
                     }
                     (chunk, offset, prior, rollbacks)
                 }
@@ -190,6 +193,7 @@ impl Dispatcher<'_> {
                     db,
                     closing: false,
                     rollbacks,
+                    as_body: prior == AS_BODY,
                     prior,
                     closer: 0,
                     claim,

@@ -133,6 +133,7 @@ impl Dispatcher<'_> {
         database.orphans = false;
         database.replay_due = false;
         database.doubts_due = false;
+        database.wide_waiters = 0;
         database.worker = 0;
         database.worker_sleeps_until = i64::MIN;
         database.aged_claims = 0;
@@ -142,6 +143,7 @@ impl Dispatcher<'_> {
     /// Forgets a database that is gone.
     pub fn detach(&mut self, db: Db) {
         self.clear(db);
+        self.dismiss_waiters(db);
         self.queues.remove_where(|q| q.db == db);
         self.runtimes.remove_where(|r| r.db == db);
         let database = &mut self.databases[usize::from(db)];

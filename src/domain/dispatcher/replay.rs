@@ -221,6 +221,7 @@ impl Dispatcher<'_> {
             db,
             closing: closer.is_some(),
             rollbacks: 0,
+            as_body: prior == AS_BODY,
             prior,
             closer: closer.unwrap_or(0),
             claim,
