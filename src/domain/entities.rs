@@ -92,6 +92,8 @@ pub struct Database {
     pub replay_due: bool,
     /// Doubtful acts that a callback could not settle may be settled now.
     pub doubts_due: bool,
+    /// Where to look next for chunks to drop from memory.
+    pub cool_hand: u32,
     /// Waiters for more queues than they can name.
     pub wide_waiters: u32,
     /// The worker of this database: proc number + 1; 0: none.
@@ -225,9 +227,14 @@ pub struct Lane {
     /// Released jobs that are ready again.
     pub returned: u32,
     pub returned_tail: u32,
+    /// All that can be claimed: in chunks, cold chunks and returned releases.
     pub ready: u64,
     /// Chunks in memory.
     pub chunks: u32,
+    /// Chunks that are not, by number, in these pages.
+    pub cold: u32,
+    pub cold_head: u32,
+    pub cold_tail: u32,
     /// The highest chunk number it ever had.
     pub newest: i64,
 }
@@ -250,6 +257,8 @@ pub struct Chunk {
     pub db: Db,
     pub segment: u8,
     pub linked: bool,
+    /// A job was taken out of it once, so its rows do not say which are ready.
+    pub touched: bool,
     pub lane: u32,
     pub number: i64,
     /// When the oldest of the jobs now waiting in it was enqueued, at the earliest.
@@ -267,6 +276,25 @@ pub struct Chunk {
 }
 
 impl Chunk {
+    pub fn empty(db: Db, segment: u8, (lane, number): (u32, i64), born: i64) -> Self {
+        Self {
+            db,
+            segment,
+            linked: false,
+            touched: false,
+            lane,
+            number,
+            born,
+            allocated: 0,
+            in_flight: 0,
+            live: 0,
+            ready: 0,
+            prev: NIL,
+            next: NIL,
+            bits: Bits::default(),
+        }
+    }
+
     pub fn key(db: Db, number: i64) -> u64 {
         mix((number as u64) << 4 ^ u64::from(db))
     }

@@ -82,35 +82,18 @@ impl Dispatcher<'_> {
         let at = if usable {
             open
         } else {
-            if self.chunks.free() == 0 {
-                self.evict_chunks();
-                if self.chunks.free() == 0 {
-                    return Err(Full::Chunks);
-                }
+            if !self.make_room(db, false) {
+                return Err(Full::Chunks);
             }
+            let Some(number) = self.take_number(db) else { return Ok(Granted::NeedsBlock) };
             if want < CHUNK_SIZE {
                 self.close_open_chunk(lane);
             }
-            let Some(number) = self.take_number(db) else { return Ok(Granted::NeedsBlock) };
-            let chunk = Chunk {
-                db,
-                segment: current,
-                linked: false,
-                lane,
-                number,
-                born: now,
-                allocated: 0,
-                in_flight: 0,
-                live: 0,
-                ready: 0,
-                prev: NIL,
-                next: NIL,
-                bits: Default::default(),
-            };
+            let chunk = Chunk::empty(db, current, (lane, number), now);
             let at = self.chunks.insert(chunk).ok_or(Full::Chunks)?;
             let entry = &mut self.lanes[lane];
             entry.chunks += 1;
-            entry.newest = number;
+            entry.newest = entry.newest.max(number);
             if want < CHUNK_SIZE {
                 entry.open_chunk = at;
             }
@@ -162,7 +145,7 @@ impl Dispatcher<'_> {
     }
 
     /// Frees the idle open chunks of every database: they share the table.
-    fn evict_chunks(&mut self) {
+    pub(super) fn evict_chunks(&mut self) {
         let mut from = 0;
         while let Some(lane) = self.lanes.next_used(from) {
             from = lane + 1;

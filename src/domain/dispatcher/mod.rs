@@ -7,6 +7,7 @@
 
 mod claim;
 mod close;
+mod cold;
 mod enqueue;
 mod release;
 mod replay;
@@ -14,13 +15,15 @@ mod runtime;
 mod settle;
 mod wait;
 
-pub use claim::{Owner, Popped, Request};
+pub use claim::{Claimed, Owner, Popped, Request};
 pub use close::{Take, Taken};
+pub use cold::{Cold, Loaded};
 pub use enqueue::{Grant, Granted};
 pub use replay::{LaneName, Restored};
 pub use wait::Wakes;
 
 use super::entities::*;
+use super::page::Page;
 use super::table::{NIL, Table};
 
 /// Which capacity is used up, by its setting.
@@ -52,6 +55,8 @@ pub struct Dispatcher<'a> {
     pub queues: Table<'a, Queue>,
     pub lanes: Table<'a, Lane>,
     pub chunks: Table<'a, Chunk>,
+    /// Of cold chunks.
+    pub pages: Table<'a, Page>,
     pub claims: Table<'a, Claim>,
     pub items: Table<'a, Item>,
     pub releases: Table<'a, Release>,
@@ -75,6 +80,7 @@ impl Dispatcher<'_> {
         self.queues.format();
         self.lanes.format();
         self.chunks.format();
+        self.pages.format();
         self.claims.format();
         self.items.format();
         self.releases.format();
@@ -133,6 +139,7 @@ impl Dispatcher<'_> {
         database.orphans = false;
         database.replay_due = false;
         database.doubts_due = false;
+        database.cool_hand = 0;
         database.wide_waiters = 0;
         database.worker = 0;
         database.worker_sleeps_until = i64::MIN;
@@ -229,6 +236,9 @@ impl Dispatcher<'_> {
             returned_tail: NIL,
             ready: 0,
             chunks: 0,
+            cold: 0,
+            cold_head: NIL,
+            cold_tail: NIL,
             newest: -1,
         };
         let at = self.lanes.insert(lane).ok_or(Full::Lanes)?;
@@ -245,8 +255,8 @@ impl Dispatcher<'_> {
                 continue;
             }
             self.close_idle_chunk(at);
-            let Lane { chunks, returned, .. } = self.lanes[at];
-            if chunks == 0 && returned == NIL {
+            let Lane { chunks, cold, returned, .. } = self.lanes[at];
+            if chunks == 0 && cold == 0 && returned == NIL {
                 self.unlink_lane(at);
                 self.lanes.remove(at);
             }

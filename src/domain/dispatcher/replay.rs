@@ -25,6 +25,8 @@ pub struct Restored {
     pub live: u16,
     /// Jobs of transactions whose end is not known.
     pub in_flight: u16,
+    /// No claim and no closure ever named one of its jobs: all its bodies are ready.
+    pub untouched: bool,
 }
 
 impl Dispatcher<'_> {
@@ -49,6 +51,7 @@ impl Dispatcher<'_> {
         self.claims.remove_where(|c| c.db == db);
         self.releases.remove_where(|r| r.db == db);
         self.chunks.remove_where(|c| c.db == db);
+        self.pages.remove_where(|p| p.db == db);
         self.lanes.remove_where(|l| l.db == db);
         let mut from = 0;
         while let Some(at) = self.doubts.next_used(from) {
@@ -117,22 +120,23 @@ impl Dispatcher<'_> {
         name: &LaneName<'_>,
         chunk: &Restored,
     ) -> Result<(), Full> {
+        if chunk.live == 0 && chunk.in_flight == 0 {
+            // Nothing would ever remove it.
+            return Ok(());
+        }
+        if !self.make_room(db, false) {
+            return Err(Full::Chunks);
+        }
         let lane = self.restore_lane(db, name)?;
         let ready = chunk.ready.count();
         let entry = Chunk {
-            db,
-            segment: chunk.segment,
-            linked: false,
-            lane,
-            number: chunk.number,
-            born: chunk.born,
+            touched: !chunk.untouched,
             allocated: CHUNK_SIZE as u16,
             in_flight: chunk.in_flight,
             live: chunk.live,
             ready,
-            prev: NIL,
-            next: NIL,
             bits: chunk.ready,
+            ..Chunk::empty(db, chunk.segment, (lane, chunk.number), chunk.born)
         };
         let at = self.chunks.insert(entry).ok_or(Full::Chunks)?;
         let lane_entry = &mut self.lanes[lane];
