@@ -25,10 +25,18 @@ pub extern "C-unwind" fn _PG_init() {
     if pg::is_binary_upgrade() {
         return;
     }
-    pg::shmem::request(pg::registry::size(), pg::registry::LOCK + 1);
+    let registry = pg::registry::size();
+    let dispatcher = dispatch::plan(dispatch::capacities(), registry);
+    pg::shmem::attach(|block, _size| dispatch::format(block));
+    pg::shmem::request(registry + dispatcher, dispatch::LOCK + 1);
     pg::hooks::install();
     pg::worker::register_launcher();
 }
 
 pgrx::extension_sql_file!("../sql/install/10_schema.sql", name = "schema", bootstrap);
 pgrx::extension_sql_file!("../sql/install/20_tables.sql", name = "tables", requires = ["schema"]);
+pgrx::extension_sql_file!(
+    "../sql/install/30_functions.sql",
+    name = "functions",
+    requires = ["tables"]
+);

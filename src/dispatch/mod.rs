@@ -18,7 +18,7 @@ use std::sync::OnceLock;
 use crate::domain::dispatcher::{Dispatcher, Wakes};
 use crate::domain::entities::{Db, Phase};
 use crate::error::{Error, SqlState};
-use crate::pg::{latch, lwlock, shmem};
+use crate::pg::{guc, latch, lwlock, registry, shmem};
 
 pub use callbacks::{install, probe_doubts, runtime_gone};
 pub use layout::{Capacities, Layout};
@@ -27,7 +27,7 @@ pub use session::{
 };
 
 /// The number of the dispatcher lock in the tranche.
-pub const LOCK: usize = 0;
+pub const LOCK: usize = registry::LOCK + 1;
 
 struct Place {
     layout: Layout,
@@ -36,6 +36,22 @@ struct Place {
 }
 
 static PLACE: OnceLock<Place> = OnceLock::new();
+
+/// As the settings say.
+pub fn capacities() -> Capacities {
+    Capacities {
+        databases: guc::max_databases(),
+        lanes: guc::max_lanes(),
+        chunks: guc::max_chunks(),
+        open_claims: guc::max_open_claims(),
+        runtimes: guc::max_runtimes(),
+        timers: guc::max_timers(),
+        // A prepared transaction may hold many acts; without prepared transactions doubts
+        // come from rebuilds alone.
+        doubts: 16_384,
+        procs: latch::max_procs(),
+    }
+}
 
 /// Says where the dispatcher lies; once, while the server starts.
 pub fn plan(capacities: Capacities, offset: usize) -> usize {

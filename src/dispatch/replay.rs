@@ -196,11 +196,7 @@ impl Segment<'_> {
 
     fn restore_doubt(&self, xid: u32, order: u32, act: Act) -> Result<()> {
         let doubt = Doubt { db: self.db, xid, order, act };
-        super::with(|d| {
-            d.base(self.db).segments[usize::from(self.segment)].in_flight += 1;
-            d.restore_doubt(doubt)
-        })
-        .map_err(capacity)
+        super::with(|d| d.restore_doubt(doubt)).map_err(capacity)
     }
 
     fn restore_open(&self, evidence: &Evidence) -> Result<()> {
@@ -239,7 +235,7 @@ impl Segment<'_> {
                 *slot = Some(claim);
             }
             if let Some((xid, outcome, due)) = item.closing {
-                self.restore_closing(xid, order as u32, (at, item), outcome, due)?;
+                self.restore_closing(xid, order as u32, (at, item), &name, outcome, due)?;
             }
         }
         Ok(())
@@ -251,6 +247,7 @@ impl Segment<'_> {
         xid: u32,
         order: u32,
         (at, item): (u32, &evidence::OpenItem),
+        name: &LaneName<'_>,
         outcome: Outcome,
         due: Option<i64>,
     ) -> Result<()> {
@@ -263,10 +260,11 @@ impl Segment<'_> {
                 let used = item.attempt - i16::from(!outcome.counts_attempt());
                 let snoozed = outcome == Outcome::Snoozed;
                 let (chunk, offset) = split(item.position);
+                let mut bits = Bits::default();
+                bits.insert(offset);
+                let due = due.unwrap_or(0);
                 let release = super::with(|d| {
-                    let lane = d.claims[d.items[at].claim].lane;
-                    let due = due.unwrap_or(0);
-                    d.restore_pending_release(self.db, (lane, chunk), offset, used, snoozed, due)
+                    d.restore_pending_release(self.db, name, (chunk, &bits), used, snoozed, due)
                 });
                 let release = release.map_err(capacity)?;
                 let act = Act::Release { release };

@@ -42,6 +42,12 @@ impl Bits {
         }
     }
 
+    pub fn insert_all(&mut self, other: &Self) {
+        for (word, more) in self.0.iter_mut().zip(other.0) {
+            *word |= more;
+        }
+    }
+
     pub fn first(&self) -> Option<u16> {
         let word = self.0.iter().position(|w| *w != 0)?;
         Some((word * 64) as u16 + self.0[word].trailing_zeros() as u16)

@@ -94,6 +94,10 @@ pub struct Database {
     pub replay_due: bool,
     /// Doubtful acts that a callback could not settle may be settled now.
     pub doubts_due: bool,
+    /// Where to look next for chunks to drop from memory.
+    pub cool_hand: u32,
+    /// Waiters for more queues than they can name.
+    pub wide_waiters: u32,
     /// The worker of this database: proc number + 1; 0: none.
     pub worker: u32,
     /// The worker sleeps until then unless woken; MIN: it is awake.
@@ -157,6 +161,8 @@ pub struct Queue {
     /// First of its lanes.
     pub lanes: u32,
     pub waiters: u32,
+    /// Acts of open transactions that name it by its index: it stays until they end.
+    pub pins: u32,
 }
 
 fn hash_bytes(db: Db, bytes: &[u8]) -> u64 {
@@ -185,6 +191,7 @@ impl Queue {
             counts: Counts::default(),
             lanes: NIL,
             waiters: 0,
+            pins: 0,
         }
     }
 
@@ -225,9 +232,14 @@ pub struct Lane {
     /// Released jobs that are ready again.
     pub returned: u32,
     pub returned_tail: u32,
+    /// All that can be claimed: in chunks, cold chunks and returned releases.
     pub ready: u64,
     /// Chunks in memory.
     pub chunks: u32,
+    /// Chunks that are not, by number, in these pages.
+    pub cold: u32,
+    pub cold_head: u32,
+    pub cold_tail: u32,
     /// The highest chunk number it ever had.
     pub newest: i64,
 }
@@ -250,6 +262,8 @@ pub struct Chunk {
     pub db: Db,
     pub segment: u8,
     pub linked: bool,
+    /// A job was taken out of it once, so its rows do not say which are ready.
+    pub touched: bool,
     pub lane: u32,
     pub number: i64,
     /// When the oldest of the jobs now waiting in it was enqueued, at the earliest.
@@ -267,6 +281,25 @@ pub struct Chunk {
 }
 
 impl Chunk {
+    pub fn empty(db: Db, segment: u8, (lane, number): (u32, i64), born: i64) -> Self {
+        Self {
+            db,
+            segment,
+            linked: false,
+            touched: false,
+            lane,
+            number,
+            born,
+            allocated: 0,
+            in_flight: 0,
+            live: 0,
+            ready: 0,
+            prev: NIL,
+            next: NIL,
+            bits: Bits::default(),
+        }
+    }
+
     pub fn key(db: Db, number: i64) -> u64 {
         mix((number as u64) << 4 ^ u64::from(db))
     }
@@ -339,6 +372,8 @@ pub struct Item {
     pub closing: bool,
     /// Claims of this job that were rolled back in a row.
     pub rollbacks: u8,
+    /// Its body says the attempts used before this one, whether they were read or not.
+    pub as_body: bool,
     /// Attempts used before this one, or AS_BODY.
     pub prior: i16,
     pub closer: u32,
@@ -399,6 +434,26 @@ pub struct Release {
     pub next: u32,
 }
 
+impl Release {
+    /// Of a transaction that has not committed; its bits follow.
+    pub fn pending(db: Db, (lane, chunk): (u32, i64), prior: i16, snoozed: bool, due: i64) -> Self {
+        Self {
+            db,
+            state: ReleaseState::Pending,
+            snoozed,
+            rollbacks: 0,
+            prior,
+            lane,
+            chunk,
+            bits: Bits::default(),
+            timer: Timer::stopped(due),
+            born: due,
+            after: 0,
+            next: NIL,
+        }
+    }
+}
+
 impl Entry for Release {
     fn hash(&self) -> u64 {
         // Never looked up by key: only walked and indexed.
@@ -449,17 +504,28 @@ pub const WAITED_QUEUES: usize = 16;
 
 /// A backend that waits for jobs; its index is its proc number.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default, Debug)]
 pub struct Waiter {
     pub waiting: bool,
     pub woken: bool,
     pub db: Db,
-    /// More than this is any queue.
+    /// More than `WAITED_QUEUES`: it waits for any queue of its database.
     pub count: u16,
     pub queues: [u32; WAITED_QUEUES],
     /// Of all waiters, in the order of their arrival.
     pub prev: u32,
     pub next: u32,
+}
+
+impl Waiter {
+    pub fn is_wide(&self) -> bool {
+        usize::from(self.count) > WAITED_QUEUES
+    }
+
+    /// The queues it names; none if it waits for any.
+    pub fn named(&self) -> &[u32] {
+        if self.is_wide() { &[] } else { &self.queues[..usize::from(self.count)] }
+    }
 }
 
 /// An act of a transaction whose end its own backend does not report: it is
@@ -469,14 +535,20 @@ pub struct Waiter {
 pub struct Doubt {
     pub db: Db,
     pub xid: u32,
-    /// Acts of a transaction are settled in this order.
+    /// Acts of a transaction are settled in this order: 0, 1, and so on.
     pub order: u32,
     pub act: super::undo::Act,
 }
 
+impl Doubt {
+    pub fn key(xid: u32, order: u32) -> u64 {
+        mix(u64::from(xid) << 32 | u64::from(order))
+    }
+}
+
 impl Entry for Doubt {
     fn hash(&self) -> u64 {
-        mix(u64::from(self.xid))
+        Self::key(self.xid, self.order)
     }
 }
 

@@ -8,6 +8,7 @@ pub mod bits;
 pub mod dispatcher;
 pub mod entities;
 pub mod name;
+pub mod page;
 pub mod receipt;
 pub mod table;
 pub mod undo;

@@ -15,7 +15,7 @@ const MAX_EPOCH: i64 = (1 << 38) - 1;
 /// None once the 38 bits are used up (in the year 2112).
 pub fn next_epoch(stored: Option<i64>, now: i64) -> Option<i64> {
     let clock = now.saturating_sub(START).div_euclid(TICK).max(1);
-    let epoch = stored.map_or(clock, |s| clock.max(s + 1));
+    let epoch = stored.map_or(clock, |s| clock.max(s.saturating_add(1)));
     (epoch <= MAX_EPOCH).then_some(epoch)
 }
 

@@ -65,6 +65,10 @@ impl<'a, T: Entry> Table<'a, T> {
         capacity.next_power_of_two()
     }
 
+    pub fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
     pub fn used(&self) -> usize {
         self.head.used as usize
     }
@@ -139,7 +143,9 @@ impl<'a, T: Entry> Table<'a, T> {
 
     /// The entry, if the index still names one.
     pub fn get(&self, index: u32) -> Option<&T> {
-        self.slots.get(index as usize).filter(|s| s.used).map(|s| &s.value)
+        // What lies above `fresh` is whatever the memory held before it was formatted.
+        let taken = &self.slots[..self.head.fresh as usize];
+        taken.get(index as usize).filter(|s| s.used).map(|s| &s.value)
     }
 
     /// Indexes of all entries that are in use.

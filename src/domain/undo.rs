@@ -65,9 +65,11 @@ pub enum Act {
     },
     Register {
         runtime: u32,
+        id: [u8; 16],
     },
     Deregister {
         runtime: u32,
+        id: [u8; 16],
     },
     /// The segment became current; the former one is sealed.
     Rotate {
@@ -81,6 +83,17 @@ pub enum Act {
     },
     /// Somebody else wrote to a leaf.
     Foreign,
+}
+
+impl Act {
+    /// Whether replay restores what the act did from the rows that its transaction wrote.
+    /// Other acts speak of what survives a rebuild.
+    pub fn is_rebuilt(self) -> bool {
+        matches!(
+            self,
+            Self::Enqueue { .. } | Self::Claim { .. } | Self::Close { .. } | Self::Release { .. }
+        )
+    }
 }
 
 #[derive(Clone, Copy, Debug)]

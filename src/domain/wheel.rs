@@ -19,6 +19,7 @@ const STOPPED: u16 = 0;
 pub struct Timer {
     /// Microseconds.
     pub at: i64,
+    /// The first of a list has the last here.
     prev: u32,
     next: u32,
     /// One more than the index of the list the timer is in.
@@ -74,12 +75,17 @@ impl Wheel {
     pub fn start(&mut self, timers: &mut impl Timers, entry: u32, at: i64) {
         self.stop(timers, entry);
         let list = self.list_of(at);
+        // At the end, so that timers of one time come up in the order they were started.
         let head = self.lists[usize::from(list)];
-        if head != NIL {
-            timers.timer(head).prev = entry;
-        }
-        *timers.timer(entry) = Timer { at, prev: NIL, next: head, list: list + 1 };
-        self.lists[usize::from(list)] = entry;
+        let prev = if head == NIL {
+            self.lists[usize::from(list)] = entry;
+            entry
+        } else {
+            let tail = core::mem::replace(&mut timers.timer(head).prev, entry);
+            timers.timer(tail).next = entry;
+            tail
+        };
+        *timers.timer(entry) = Timer { at, prev, next: NIL, list: list + 1 };
         if list != DUE {
             self.occupied[usize::from(list) / 64] |= 1 << (list % 64);
         }
@@ -91,7 +97,8 @@ impl Wheel {
             return;
         }
         let list = timer.list - 1;
-        if timer.prev == NIL {
+        let head = self.lists[usize::from(list)];
+        if head == entry {
             self.lists[usize::from(list)] = timer.next;
             if timer.next == NIL && list != DUE {
                 self.occupied[usize::from(list) / 64] &= !(1 << (list % 64));
@@ -101,6 +108,8 @@ impl Wheel {
         }
         if timer.next != NIL {
             timers.timer(timer.next).prev = timer.prev;
+        } else if head != entry {
+            timers.timer(head).prev = timer.prev;
         }
         timers.timer(entry).list = STOPPED;
     }

@@ -43,23 +43,35 @@ pub struct Popped {
     pub priority: u8,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Claimed {
+    /// All that was wanted, or all there is.
+    All,
+    /// The next job is in this chunk: read which of its rows are committed, `load_chunk`,
+    /// and claim the rest. What was popped so far is kept.
+    NeedsChunk(Cold),
+}
+
 /// The head of a lane.
 enum Source {
     Chunk(u32),
+    Cold(Cold),
     Release(u32),
 }
 
 impl Dispatcher<'_> {
     fn source(&self, lane: u32) -> Option<Source> {
         let Lane { head, returned, .. } = self.lanes[lane];
-        if returned != NIL
-            && (head == NIL || self.releases[returned].after < self.chunks[head].number)
-        {
-            Some(Source::Release(returned))
-        } else if head != NIL {
-            Some(Source::Chunk(head))
-        } else {
-            None
+        let cold = self.cold_head(lane);
+        let warm = self.chunks.get(head).map_or(i64::MAX, |c| c.number);
+        let first = cold.map_or(warm, |c| warm.min(c.number));
+        if returned != NIL && self.releases[returned].after < first {
+            return Some(Source::Release(returned));
+        }
+        match cold {
+            Some(cold) if cold.number < warm => Some(Source::Cold(cold)),
+            _ => (head != NIL).then_some(Source::Chunk(head)),
         }
     }
 
@@ -75,10 +87,12 @@ impl Dispatcher<'_> {
                 if let Some(source) = self.source(lanes) {
                     let born = match source {
                         Source::Chunk(at) => self.chunks[at].born,
+                        Source::Cold(_) => self.pages[self.lanes[lanes].cold_head].born,
                         Source::Release(at) => self.releases[at].born,
                     };
                     let priority = self.lanes[lanes].priority;
-                    let effective = effective_priority(priority, now - born, settings.ageing);
+                    let effective =
+                        effective_priority(priority, now.saturating_sub(born), settings.ageing);
                     let rank = (effective, born, priority);
                     if best.as_ref().is_none_or(|(b, ..)| rank < *b) {
                         best = Some((rank, lanes, effective != priority));
@@ -109,7 +123,7 @@ impl Dispatcher<'_> {
         request: &Request<'_>,
         popped: &mut Vec<Popped>,
         log: &mut UndoLog,
-    ) -> Result<(), Full> {
+    ) -> Result<Claimed, Full> {
         let Request { db, queues, want, now, .. } = *request;
         let Database { next_receipt, end_receipt, .. } = *self.base(db);
         let room = self.items.free().min(self.claims.free());
@@ -121,11 +135,16 @@ impl Dispatcher<'_> {
                 self.base(db).aged_claims += 1;
             }
             self.claim_from_lane(request, lane, end, &mut open, popped, log);
+            if let Some(Source::Cold(cold)) = self.source(lane)
+                && popped.len() < end
+            {
+                return Ok(Claimed::NeedsChunk(cold));
+            }
         }
         if room == 0 && want > 0 && self.best_lane(queues, now).is_some() {
             return Err(Full::OpenClaims);
         }
-        Ok(())
+        Ok(Claimed::All)
     }
 
     fn claim_from_lane(
@@ -147,6 +166,7 @@ impl Dispatcher<'_> {
                 Source::Chunk(at) => {
                     let chunk = &mut self.chunks[at];
                     let Some(offset) = chunk.bits.pop_first() else { break };
+                    chunk.touched = true;
                     chunk.ready -= 1;
                     let (number, ready) = (chunk.number, chunk.ready);
                     if ready == 0 {
@@ -154,12 +174,15 @@ impl Dispatcher<'_> {
                     }
                     (number, offset, AS_BODY, 0)
                 }
+                Source::Cold(_) => break,
                 Source::Release(at) => {
                     let release = &mut self.releases[at];
                     let Some(offset) = release.bits.pop_first() else { break };
                     let Release { chunk, prior, rollbacks, .. } = *release;
                     if release.bits.is_empty() {
                         self.pop_returned(lane);
+                    } else {
+                        self.popped_from_front(at);
                     }
                     (chunk, offset, prior, rollbacks)
                 }
@@ -190,6 +213,7 @@ impl Dispatcher<'_> {
                     db,
                     closing: false,
                     rollbacks,
+                    as_body: prior == AS_BODY,
                     prior,
                     closer: 0,
                     claim,

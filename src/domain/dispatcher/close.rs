@@ -139,6 +139,8 @@ impl Dispatcher<'_> {
     /// Open items whose deadline passed, for the deadline pass. What a rescue fails to
     /// close, or an open transaction holds, comes up again after `again` microseconds.
     pub fn expired(&mut self, db: Db, now: i64, limit: usize, again: i64, receipts: &mut Vec<i64>) {
+        // A time that is not ahead would come up in this very loop.
+        let later = now.saturating_add(again.max(1));
         while receipts.len() < limit {
             let wheel = &mut self.databases[usize::from(db)].claim_wheel;
             let Some(claim) = wheel.pop_due(&mut self.claims, now) else { return };
@@ -149,7 +151,6 @@ impl Dispatcher<'_> {
                 if deadline > now {
                     next = next.min(deadline);
                 } else {
-                    next = next.min(now.saturating_add(again));
                     if committed && !closing {
                         if receipts.len() >= limit {
                             // The rest of this claim is the next batch's.
@@ -157,7 +158,11 @@ impl Dispatcher<'_> {
                             break;
                         }
                         receipts.push(receipt);
+                        // Out of the next batch's way: else the same items, if they cannot be
+                        // closed, would fill each batch and hide the rest.
+                        self.items[item].deadline = later;
                     }
+                    next = next.min(later);
                 }
                 item = self.items[item].next;
             }

@@ -26,10 +26,12 @@ pub enum Granted {
 }
 
 impl Dispatcher<'_> {
-    /// Adds chunk numbers nobody used. A block that came too late is left unused.
+    /// Adds chunk numbers nobody used. A block that came too late is left unused: while
+    /// the last one is not used up, and also when a later one was handed out already (numbers
+    /// must grow, and those below the floor are replay's).
     pub fn add_block(&mut self, db: Db, first: i64, count: i64) {
         let database = self.base(db);
-        if database.next_chunk >= database.end_chunk {
+        if database.next_chunk >= database.end_chunk && first >= database.next_chunk {
             database.next_chunk = first;
             database.end_chunk = first + count;
         }
@@ -80,35 +82,18 @@ impl Dispatcher<'_> {
         let at = if usable {
             open
         } else {
-            if self.chunks.free() == 0 {
-                self.evict_chunks(db);
-                if self.chunks.free() == 0 {
-                    return Err(Full::Chunks);
-                }
+            if !self.make_room(db, false) {
+                return Err(Full::Chunks);
             }
+            let Some(number) = self.take_number(db) else { return Ok(Granted::NeedsBlock) };
             if want < CHUNK_SIZE {
                 self.close_open_chunk(lane);
             }
-            let Some(number) = self.take_number(db) else { return Ok(Granted::NeedsBlock) };
-            let chunk = Chunk {
-                db,
-                segment: current,
-                linked: false,
-                lane,
-                number,
-                born: now,
-                allocated: 0,
-                in_flight: 0,
-                live: 0,
-                ready: 0,
-                prev: NIL,
-                next: NIL,
-                bits: Default::default(),
-            };
+            let chunk = Chunk::empty(db, current, (lane, number), now);
             let at = self.chunks.insert(chunk).ok_or(Full::Chunks)?;
             let entry = &mut self.lanes[lane];
             entry.chunks += 1;
-            entry.newest = number;
+            entry.newest = entry.newest.max(number);
             if want < CHUNK_SIZE {
                 entry.open_chunk = at;
             }
@@ -150,18 +135,21 @@ impl Dispatcher<'_> {
         }
     }
 
-    /// Closes the idle open chunks, which frees them.
-    fn evict_chunks(&mut self, db: Db) {
+    /// Closes the lane's open chunk if it holds no job, which frees it. One with jobs
+    /// stays open: closing it would free nothing and cost the lane a new one.
+    pub(super) fn close_idle_chunk(&mut self, lane: u32) {
+        let open = self.lanes[lane].open_chunk;
+        if open != NIL && self.chunks[open].live == 0 && self.chunks[open].in_flight == 0 {
+            self.close_open_chunk(lane);
+        }
+    }
+
+    /// Frees the idle open chunks of every database: they share the table.
+    pub(super) fn evict_chunks(&mut self) {
         let mut from = 0;
         while let Some(lane) = self.lanes.next_used(from) {
             from = lane + 1;
-            let open = self.lanes[lane].open_chunk;
-            if self.lanes[lane].db == db && open != NIL {
-                let chunk = &self.chunks[open];
-                if chunk.live == 0 && chunk.in_flight == 0 {
-                    self.close_open_chunk(lane);
-                }
-            }
+            self.close_idle_chunk(lane);
         }
     }
 

@@ -7,6 +7,7 @@
 
 mod claim;
 mod close;
+mod cold;
 mod enqueue;
 mod release;
 mod replay;
@@ -14,13 +15,15 @@ mod runtime;
 mod settle;
 mod wait;
 
-pub use claim::{Owner, Popped, Request};
+pub use claim::{Claimed, Owner, Popped, Request};
 pub use close::{Take, Taken};
+pub use cold::{Cold, Loaded};
 pub use enqueue::{Grant, Granted};
 pub use replay::{LaneName, Restored};
 pub use wait::Wakes;
 
 use super::entities::*;
+use super::page::Page;
 use super::table::{NIL, Table};
 
 /// Which capacity is used up, by its setting.
@@ -52,6 +55,8 @@ pub struct Dispatcher<'a> {
     pub queues: Table<'a, Queue>,
     pub lanes: Table<'a, Lane>,
     pub chunks: Table<'a, Chunk>,
+    /// Of cold chunks.
+    pub pages: Table<'a, Page>,
     pub claims: Table<'a, Claim>,
     pub items: Table<'a, Item>,
     pub releases: Table<'a, Release>,
@@ -75,6 +80,7 @@ impl Dispatcher<'_> {
         self.queues.format();
         self.lanes.format();
         self.chunks.format();
+        self.pages.format();
         self.claims.format();
         self.items.format();
         self.releases.format();
@@ -134,6 +140,8 @@ impl Dispatcher<'_> {
         database.replayed = false;
         database.replay_due = false;
         database.doubts_due = false;
+        database.cool_hand = 0;
+        database.wide_waiters = 0;
         database.worker = 0;
         database.worker_sleeps_until = i64::MIN;
         database.aged_claims = 0;
@@ -143,6 +151,7 @@ impl Dispatcher<'_> {
     /// Forgets a database that is gone.
     pub fn detach(&mut self, db: Db) {
         self.clear(db);
+        self.dismiss_waiters(db);
         self.queues.remove_where(|q| q.db == db);
         self.runtimes.remove_where(|r| r.db == db);
         let database = &mut self.databases[usize::from(db)];
@@ -170,6 +179,8 @@ impl Dispatcher<'_> {
             return Ok(queue);
         }
         if self.queues.free() == 0 {
+            // A queue goes only after its lanes.
+            self.evict_lanes(db);
             self.evict_queues(db);
         }
         self.queues.insert(Queue::new(db, name, QueueSettings::default())).ok_or(Full::Lanes)
@@ -182,7 +193,7 @@ impl Dispatcher<'_> {
         while let Some(at) = self.queues.next_used(from) {
             from = at + 1;
             let queue = &self.queues[at];
-            let idle = queue.lanes == NIL && queue.waiters == 0;
+            let idle = queue.lanes == NIL && queue.waiters == 0 && queue.pins == 0;
             if queue.db == db && idle && queue.counts == Counts::default() {
                 self.queues.remove(at);
             }
@@ -226,6 +237,9 @@ impl Dispatcher<'_> {
             returned_tail: NIL,
             ready: 0,
             chunks: 0,
+            cold: 0,
+            cold_head: NIL,
+            cold_tail: NIL,
             newest: -1,
         };
         let at = self.lanes.insert(lane).ok_or(Full::Lanes)?;
@@ -241,8 +255,9 @@ impl Dispatcher<'_> {
             if self.lanes[at].db != db {
                 continue;
             }
-            self.close_open_chunk(at);
-            if self.lanes[at].chunks == 0 {
+            self.close_idle_chunk(at);
+            let Lane { chunks, cold, returned, .. } = self.lanes[at];
+            if chunks == 0 && cold == 0 && returned == NIL {
                 self.unlink_lane(at);
                 self.lanes.remove(at);
             }

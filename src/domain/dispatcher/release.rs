@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::domain::undo::{Act, Entry, UndoLog};
-use crate::domain::wheel::Timer;
 
 /// Roll-backs of claims of one job in a row before it is delayed.
 const PATIENCE: u8 = 3;
@@ -25,24 +24,17 @@ impl Dispatcher<'_> {
         log: &mut UndoLog,
         subxact: u32,
     ) -> Option<u32> {
-        let release = Release {
-            db,
-            state: ReleaseState::Pending,
-            snoozed,
-            rollbacks: 0,
-            prior,
-            lane,
-            chunk,
-            bits: Default::default(),
-            timer: Timer::stopped(due),
-            born: due,
-            after: 0,
-            next: NIL,
-        };
+        let release = Release::pending(db, (lane, chunk), prior, snoozed, due);
         let at = self.releases.insert(release)?;
         let generation = self.base(db).generation;
         log.push(Entry { db, generation, subxact, act: Act::Release { release: at } });
         Some(at)
+    }
+
+    /// Whether the index names a release of an open transaction.
+    pub(super) fn pending_release(&self, db: Db, at: u32) -> bool {
+        let release = self.releases.get(at);
+        release.is_some_and(|r| r.db == db && r.state == ReleaseState::Pending)
     }
 
     pub fn add_to_release(&mut self, release: u32, offset: u16) {
@@ -101,6 +93,67 @@ impl Dispatcher<'_> {
 
     /// Puts a release at the front of its lane, among those there in the order of positions.
     fn return_to_front(&mut self, at: u32) {
+        let Release { lane, bits, .. } = self.releases[at];
+        self.lanes[lane].ready += u64::from(bits.count());
+        if self.merge_at_front(at) {
+            return;
+        }
+        self.releases[at].state = ReleaseState::Returned;
+        self.releases[at].after = -1;
+        self.place_at_front(at);
+    }
+
+    /// Adds the jobs to those of a release at the front that is the same but for them.
+    fn merge_at_front(&mut self, at: u32) -> bool {
+        let Release { lane, chunk, prior, rollbacks, bits, born, .. } = self.releases[at];
+        let mut other = self.lanes[lane].returned;
+        while other != NIL && self.releases[other].after < 0 && self.releases[other].chunk <= chunk
+        {
+            let entry = &mut self.releases[other];
+            if (entry.chunk, entry.prior, entry.rollbacks) == (chunk, prior, rollbacks) {
+                entry.bits.insert_all(&bits);
+                entry.born = entry.born.min(born);
+                self.releases.remove(at);
+                self.reorder_front(other);
+                return true;
+            }
+            other = entry.next;
+        }
+        false
+    }
+
+    /// Moves a release of the front to its place after its first job changed.
+    fn reorder_front(&mut self, at: u32) {
+        let Release { lane, next, .. } = self.releases[at];
+        let mut before = NIL;
+        let mut entry = self.lanes[lane].returned;
+        while entry != at && entry != NIL {
+            before = entry;
+            entry = self.releases[entry].next;
+        }
+        if before == NIL {
+            self.lanes[lane].returned = next;
+        } else {
+            self.releases[before].next = next;
+        }
+        if next == NIL {
+            self.lanes[lane].returned_tail = before;
+        }
+        self.place_at_front(at);
+    }
+
+    /// The first job of the first release was popped: one behind it may come before the second.
+    pub(super) fn popped_from_front(&mut self, at: u32) {
+        let Release { after, next, .. } = self.releases[at];
+        if after < 0 && next != NIL && self.releases[next].after < 0 {
+            let rank = |r: &Release| (r.chunk, r.bits.first());
+            if rank(&self.releases[next]) < rank(&self.releases[at]) {
+                self.reorder_front(at);
+            }
+        }
+    }
+
+    fn place_at_front(&mut self, at: u32) {
         let lane = self.releases[at].lane;
         let rank = |r: &Release| (r.chunk, r.bits.first());
         let (mut before, mut after) = (NIL, self.lanes[lane].returned);
@@ -111,12 +164,7 @@ impl Dispatcher<'_> {
             before = after;
             after = self.releases[after].next;
         }
-        let release = &mut self.releases[at];
-        release.state = ReleaseState::Returned;
-        release.after = -1;
-        release.next = after;
-        let jobs = u64::from(release.bits.count());
-        self.lanes[lane].ready += jobs;
+        self.releases[at].next = after;
         if before == NIL {
             self.lanes[lane].returned = at;
         } else {
@@ -172,7 +220,8 @@ impl Dispatcher<'_> {
         let mut jobs = 0;
         while self.claims[claim].items != NIL {
             let at = self.claims[claim].items;
-            let Item { position, prior, rollbacks, .. } = self.items[at];
+            let Item { position, prior, rollbacks, as_body, .. } = self.items[at];
+            let prior = if as_body { AS_BODY } else { prior };
             self.remove_item(at);
             jobs += 1;
             let (number, offset) = split(position);
@@ -183,19 +232,12 @@ impl Dispatcher<'_> {
                 }
                 _ => {
                     self.finish_give_back(run.take(), now);
+                    // They have waited since they were enqueued, as far as it is known.
+                    let born = self.chunk(db, number).map_or(now, |c| self.chunks[c].born);
                     self.releases.insert(Release {
-                        db,
-                        state: ReleaseState::Pending,
-                        snoozed: false,
                         rollbacks,
-                        prior,
-                        lane,
-                        chunk: number,
-                        bits: Default::default(),
-                        timer: Default::default(),
-                        born: now,
-                        after: 0,
-                        next: NIL,
+                        born: if as_body { born } else { now },
+                        ..Release::pending(db, (lane, number), prior, false, now)
                     })
                 }
             };
@@ -220,7 +262,7 @@ impl Dispatcher<'_> {
             return;
         }
         let doublings = u32::from(rollbacks - PATIENCE).min(6);
-        let due = now + (DELAY << doublings).min(MAX_DELAY);
+        let due = now.saturating_add((DELAY << doublings).min(MAX_DELAY));
         let db = self.releases[release].db;
         self.start_timer(release, due);
         self.wake_worker_for(db, due);

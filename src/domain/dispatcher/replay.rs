@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::domain::bits::{Bits, CHUNK_SIZE};
-use crate::domain::wheel::Timer;
+use crate::domain::undo::Act;
 
 /// A lane as the tables name it.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +25,8 @@ pub struct Restored {
     pub live: u16,
     /// Jobs of transactions whose end is not known.
     pub in_flight: u16,
+    /// No claim and no closure ever named one of its jobs: all its bodies are ready.
+    pub untouched: bool,
 }
 
 impl Dispatcher<'_> {
@@ -49,8 +51,17 @@ impl Dispatcher<'_> {
         self.claims.remove_where(|c| c.db == db);
         self.releases.remove_where(|r| r.db == db);
         self.chunks.remove_where(|c| c.db == db);
+        self.pages.remove_where(|p| p.db == db);
         self.lanes.remove_where(|l| l.db == db);
-        self.doubts.remove_where(|d| d.db == db);
+        let mut from = 0;
+        while let Some(at) = self.doubts.next_used(from) {
+            from = at + 1;
+            if self.doubts[at].db == db {
+                let act = self.doubts[at].act;
+                self.unpin(db, act);
+                self.doubts.remove(at);
+            }
+        }
         let mut from = 0;
         while let Some(at) = self.queues.next_used(from) {
             from = at + 1;
@@ -109,22 +120,23 @@ impl Dispatcher<'_> {
         name: &LaneName<'_>,
         chunk: &Restored,
     ) -> Result<(), Full> {
+        if chunk.live == 0 && chunk.in_flight == 0 {
+            // Nothing would ever remove it.
+            return Ok(());
+        }
+        if !self.make_room(db, false) {
+            return Err(Full::Chunks);
+        }
         let lane = self.restore_lane(db, name)?;
         let ready = chunk.ready.count();
         let entry = Chunk {
-            db,
-            segment: chunk.segment,
-            linked: false,
-            lane,
-            number: chunk.number,
-            born: chunk.born,
+            touched: !chunk.untouched,
             allocated: CHUNK_SIZE as u16,
             in_flight: chunk.in_flight,
             live: chunk.live,
             ready,
-            prev: NIL,
-            next: NIL,
             bits: chunk.ready,
+            ..Chunk::empty(db, chunk.segment, (lane, chunk.number), chunk.born)
         };
         let at = self.chunks.insert(entry).ok_or(Full::Chunks)?;
         let lane_entry = &mut self.lanes[lane];
@@ -213,6 +225,7 @@ impl Dispatcher<'_> {
             db,
             closing: closer.is_some(),
             rollbacks: 0,
+            as_body: prior == AS_BODY,
             prior,
             closer: closer.unwrap_or(0),
             claim,
@@ -245,58 +258,47 @@ impl Dispatcher<'_> {
         due: i64,
         now: i64,
     ) -> Result<(), Full> {
-        let lane = self.restore_lane(db, name)?;
-        let release = Release {
-            db,
-            state: ReleaseState::Pending,
-            snoozed,
-            rollbacks: 0,
-            prior,
-            lane,
-            chunk,
-            bits: *bits,
-            timer: Timer::stopped(due),
-            born: due,
-            after: 0,
-            next: NIL,
-        };
-        let at = self.releases.insert(release).ok_or(Full::Timers)?;
+        let at = self.restore_pending_release(db, name, (chunk, bits), prior, snoozed, due)?;
         self.start_release(at, now);
         Ok(())
     }
 
-    /// A job that an open (prepared, or foreign) transaction releases.
+    /// Jobs that an open transaction releases: to be named by its doubts, as `Act::Release`
+    /// and `End::Released`.
     pub fn restore_pending_release(
         &mut self,
         db: Db,
-        (lane, chunk): (u32, i64),
-        offset: u16,
+        name: &LaneName<'_>,
+        (chunk, bits): (i64, &Bits),
         prior: i16,
         snoozed: bool,
         due: i64,
     ) -> Result<u32, Full> {
-        let mut bits = Bits::default();
-        bits.insert(offset);
-        let release = Release {
-            db,
-            state: ReleaseState::Pending,
-            snoozed,
-            rollbacks: 0,
-            prior,
-            lane,
-            chunk,
-            bits,
-            timer: Timer::stopped(due),
-            born: due,
-            after: 0,
-            next: NIL,
-        };
+        let lane = self.restore_lane(db, name)?;
+        let release =
+            Release { bits: *bits, ..Release::pending(db, (lane, chunk), prior, snoozed, due) };
         self.releases.insert(release).ok_or(Full::Timers)
     }
 
-    /// Something an open (prepared, or foreign) transaction did.
+    /// Something an open (prepared, or foreign) transaction did; what it acts on was restored
+    /// before. Acts of one transaction are settled in the order in which they come here.
     pub fn restore_doubt(&mut self, doubt: Doubt) -> Result<(), Full> {
-        self.doubts.insert(doubt).map(|_| ()).ok_or(Full::OpenClaims)
+        let Doubt { db, xid, act, .. } = doubt;
+        let order = self.doubts_of(xid);
+        self.doubts.insert(Doubt { order, ..doubt }).ok_or(Full::OpenClaims)?;
+        self.pin(db, act);
+        let segment = match act {
+            Act::Enqueue { chunk, .. } => self.chunk(db, chunk).map(|at| self.chunks[at].segment),
+            Act::Close { receipt, .. } => {
+                self.item(db, receipt).map(|at| self.claims[self.items[at].claim].segment)
+            }
+            _ => None,
+        };
+        if let Some(segment) = segment {
+            self.base(db).segments[usize::from(segment)].in_flight += 1;
+            self.changed(db, segment);
+        }
+        Ok(())
     }
 
     /// Totals and deferred jobs of a queue, as the tables count them.

@@ -2,25 +2,68 @@
 //! idempotent, looks entries up by what they are rather than where they were, and cannot fail.
 
 use super::*;
-use crate::domain::undo::{Act, End, Entry};
+use crate::domain::undo::{Act, End, Entry, UndoLog};
 
 impl Dispatcher<'_> {
+    /// Writes down an act that no operation here begins by itself. The queue it names stays
+    /// in memory until the act is settled, so that its index cannot come to mean another.
+    /// The log needs room for one entry.
+    pub fn note(&mut self, db: Db, subxact: u32, act: Act, log: &mut UndoLog) -> usize {
+        self.pin(db, act);
+        let generation = self.base(db).generation;
+        log.push(Entry { db, generation, subxact, act })
+    }
+
+    fn pinned(&self, db: Db, act: Act) -> Option<u32> {
+        match act {
+            Act::Defer { queue, .. } | Act::Pause { queue, .. } | Act::Configure { queue } => {
+                Some(queue).filter(|q| self.queues.get(*q).is_some_and(|q| q.db == db))
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn pin(&mut self, db: Db, act: Act) {
+        if let Some(queue) = self.pinned(db, act) {
+            self.queues[queue].pins += 1;
+        }
+    }
+
+    pub(super) fn unpin(&mut self, db: Db, act: Act) {
+        if let Some(queue) = self.pinned(db, act) {
+            let pins = &mut self.queues[queue].pins;
+            *pins = pins.saturating_sub(1);
+        }
+    }
+
     /// Plays an act of a committed transaction forward.
     pub fn settle(&mut self, entry: &Entry, now: i64) {
-        if self.base(entry.db).generation != entry.generation {
-            self.leave_to_doubts(entry.db);
+        let Entry { db, generation, act, .. } = *entry;
+        if self.base(db).phase == Phase::Absent {
             return;
         }
-        self.commit_act(entry.db, entry.act, now);
+        if self.base(db).generation == generation || !act.is_rebuilt() {
+            self.commit_act(db, act, now);
+            return;
+        }
+        if !self.is_known(db, act) {
+            // Replay ran between the act and its rows, and saw nothing.
+            self.base(db).replay_due = true;
+        }
+        self.leave_to_doubts(db);
     }
 
     /// Takes back an act of a transaction or subtransaction that was rolled back.
     pub fn undo(&mut self, entry: &Entry, now: i64) {
-        if self.base(entry.db).generation != entry.generation {
-            self.leave_to_doubts(entry.db);
+        let Entry { db, generation, act, .. } = *entry;
+        if self.base(db).phase == Phase::Absent {
             return;
         }
-        self.abort_act(entry.db, entry.act, now);
+        if self.base(db).generation == generation || !act.is_rebuilt() {
+            self.abort_act(db, act, now);
+        } else {
+            self.leave_to_doubts(db);
+        }
     }
 
     /// Memory was rebuilt meanwhile and holds the act as a doubt: the worker settles it.
@@ -29,10 +72,38 @@ impl Dispatcher<'_> {
         self.wake_worker_for(db, i64::MIN);
     }
 
-    fn commit_act(&mut self, db: Db, act: Act, now: i64) {
+    /// Whether memory, rebuilt since the act, holds it as a doubt. Walks all doubts, which
+    /// is as rare as a rebuild under an open transaction.
+    fn is_known(&self, db: Db, act: Act) -> bool {
+        let mut doubts = self.doubts.indexes().map(|at| &self.doubts[at]).filter(|d| d.db == db);
         match act {
             Act::Enqueue { chunk, first, count } => {
-                let Some(at) = self.chunk(db, chunk) else { return };
+                let end = first + count;
+                let known: u16 = doubts
+                    .filter_map(|d| match d.act {
+                        Act::Enqueue { chunk: c, first: f, count } if c == chunk => {
+                            Some((f + count).min(end).saturating_sub(f.max(first)))
+                        }
+                        _ => None,
+                    })
+                    .sum();
+                known >= count
+            }
+            Act::Claim { first, .. } => self.claim_by_first(db, first).is_some(),
+            Act::Close { receipt, .. } => {
+                self.item(db, receipt).is_none()
+                    || doubts
+                        .any(|d| matches!(d.act, Act::Close { receipt: r, .. } if r == receipt))
+            }
+            _ => true,
+        }
+    }
+
+    fn commit_act(&mut self, db: Db, act: Act, now: i64) {
+        self.unpin(db, act);
+        match act {
+            Act::Enqueue { chunk, first, count } => {
+                let Some(at) = self.chunk_in_flight(db, chunk, count) else { return };
                 let chunk = &mut self.chunks[at];
                 chunk.in_flight -= count;
                 chunk.live += count;
@@ -56,8 +127,15 @@ impl Dispatcher<'_> {
             }
             Act::Claim { claim, first } => self.commit_claim(db, claim, first),
             Act::Close { item, receipt, end } => self.commit_close(db, item, receipt, end, now),
-            Act::Release { release } => self.start_release(release, now),
+            Act::Release { release } => {
+                if self.pending_release(db, release) {
+                    self.start_release(release, now);
+                }
+            }
             Act::Defer { queue, retryable, count, due } => {
+                if !self.queues.get(queue).is_some_and(|q| q.db == db) {
+                    return;
+                }
                 let counts = &mut self.queues[queue].counts;
                 *(if retryable { &mut counts.retryable } else { &mut counts.scheduled }) +=
                     i64::from(count);
@@ -67,17 +145,22 @@ impl Dispatcher<'_> {
                 }
             }
             Act::Pause { queue, paused } => {
+                if !self.queues.get(queue).is_some_and(|q| q.db == db) {
+                    return;
+                }
                 self.queues[queue].paused = paused;
                 self.queues[queue].version = self.queues[queue].version.wrapping_add(1);
                 let jobs = self.claimable(queue);
                 self.wake(queue, jobs);
             }
             Act::Configure { queue } => {
-                self.queues[queue].loaded = false;
-                self.queues[queue].version = self.queues[queue].version.wrapping_add(1);
+                if self.queues.get(queue).is_some_and(|q| q.db == db) {
+                    self.queues[queue].loaded = false;
+                    self.queues[queue].version = self.queues[queue].version.wrapping_add(1);
+                }
             }
-            Act::Deregister { runtime } => {
-                if self.runtimes.get(runtime).is_some_and(|r| r.db == db) {
+            Act::Deregister { runtime, id } => {
+                if self.runtimes.get(runtime).is_some_and(|r| r.db == db && r.id == id) {
                     self.bury_runtime(runtime);
                 }
             }
@@ -87,6 +170,7 @@ impl Dispatcher<'_> {
                 *entry = Segment {
                     generation,
                     changes: entry.changes + 1,
+                    in_flight: entry.in_flight,
                     since: now,
                     ..Default::default()
                 };
@@ -101,9 +185,10 @@ impl Dispatcher<'_> {
     }
 
     fn abort_act(&mut self, db: Db, act: Act, now: i64) {
+        self.unpin(db, act);
         match act {
             Act::Enqueue { chunk, count, .. } => {
-                let Some(at) = self.chunk(db, chunk) else { return };
+                let Some(at) = self.chunk_in_flight(db, chunk, count) else { return };
                 self.chunks[at].in_flight -= count;
                 let segment = self.chunks[at].segment;
                 self.leave_segment(db, segment);
@@ -117,9 +202,21 @@ impl Dispatcher<'_> {
                     self.leave_segment(db, segment);
                 }
             }
-            Act::Close { item, receipt, .. } => {
-                if !self.items.get(item).is_some_and(|i| i.db == db && i.receipt == receipt) {
+            Act::Close { item, receipt, end } => {
+                let Some(Item { closing, position, .. }) =
+                    self.items.get(item).copied().filter(|i| i.db == db && i.receipt == receipt)
+                else {
                     return;
+                };
+                if !closing {
+                    return;
+                }
+                // The release may be an outer subtransaction's, which goes on without this job.
+                if let End::Released(release) = end {
+                    let (chunk, offset) = split(position);
+                    if self.pending_release(db, release) && self.releases[release].chunk == chunk {
+                        self.releases[release].bits.remove(offset);
+                    }
                 }
                 self.items[item].closing = false;
                 let Claim { segment, runtime, .. } = self.claims[self.items[item].claim];
@@ -129,12 +226,12 @@ impl Dispatcher<'_> {
                 }
             }
             Act::Release { release } => {
-                if self.releases.get(release).is_some_and(|r| r.db == db) {
+                if self.pending_release(db, release) {
                     self.releases.remove(release);
                 }
             }
-            Act::Register { runtime } => {
-                if self.runtimes.get(runtime).is_some_and(|r| r.db == db) {
+            Act::Register { runtime, id } => {
+                if self.runtimes.get(runtime).is_some_and(|r| r.db == db && r.id == id) {
                     self.bury_runtime(runtime);
                 }
             }
@@ -150,9 +247,19 @@ impl Dispatcher<'_> {
         }
     }
 
+    /// The chunk of an act of an open transaction. Without it, or if the chunk does not
+    /// count the act, memory is not what the act was done to: nothing may be counted down.
+    fn chunk_in_flight(&mut self, db: Db, number: i64, count: u16) -> Option<u32> {
+        let at = self.chunk(db, number).filter(|at| self.chunks[*at].in_flight >= count);
+        if at.is_none() {
+            self.base(db).replay_due = true;
+        }
+        at
+    }
+
     fn leave_segment(&mut self, db: Db, segment: u8) {
         let entry = &mut self.base(db).segments[usize::from(segment)];
-        entry.in_flight -= 1;
+        entry.in_flight = entry.in_flight.saturating_sub(1);
         self.changed(db, segment);
     }
 
@@ -258,10 +365,13 @@ impl Dispatcher<'_> {
         if self.doubts.free() < entries.len() {
             return false;
         }
-        for (order, entry) in entries.iter().enumerate() {
-            let doubt = Doubt { db: entry.db, xid, order: order as u32, act: entry.act };
-            if self.base(entry.db).generation == entry.generation {
-                self.doubts.insert(doubt);
+        let mut order = self.doubts_of(xid);
+        for entry in entries {
+            let Entry { db, generation, act, .. } = *entry;
+            // Replay restored those of an earlier generation.
+            if self.base(db).generation == generation || !act.is_rebuilt() {
+                self.doubts.insert(Doubt { db, xid, order, act });
+                order += 1;
             }
         }
         true
@@ -277,9 +387,13 @@ impl Dispatcher<'_> {
         self.doubts.next_used(from).map(|at| (at + 1, self.doubts[at].xid))
     }
 
-    /// The transaction ended: its doubts become facts.
+    /// The transaction ended: its doubts become facts, in the order of its acts or
+    /// against it.
     pub fn settle_doubts(&mut self, xid: u32, committed: bool, now: i64) {
-        while let Some(at) = self.first_doubt(xid, committed) {
+        let count = self.doubts_of(xid);
+        for step in 0..count {
+            let order = if committed { step } else { count - 1 - step };
+            let Some(at) = self.doubt(xid, order) else { continue };
             let Doubt { db, act, .. } = self.doubts[at];
             self.doubts.remove(at);
             if committed {
@@ -290,14 +404,27 @@ impl Dispatcher<'_> {
         }
     }
 
-    /// In the order of the acts, or against it. Few transactions are in doubt, and few
-    /// acts in each, so a walk of the chain is enough.
-    fn first_doubt(&self, xid: u32, forward: bool) -> Option<u32> {
-        let of_xid = self.doubts.indexes().filter(|at| self.doubts[*at].xid == xid);
-        if forward {
-            of_xid.min_by_key(|at| self.doubts[*at].order)
-        } else {
-            of_xid.max_by_key(|at| self.doubts[*at].order)
+    fn doubt(&self, xid: u32, order: u32) -> Option<u32> {
+        self.doubts.find(Doubt::key(xid, order), |d| d.xid == xid && d.order == order)
+    }
+
+    /// How many acts of a transaction are in doubt. They are numbered without a gap, so
+    /// doubling and halving finds the end in a few look-ups.
+    pub(super) fn doubts_of(&self, xid: u32) -> u32 {
+        let mut step = 1;
+        while self.doubt(xid, step - 1).is_some() {
+            step *= 2;
         }
+        // All below `known` exist; `step - 1` does not.
+        let (mut known, mut unknown) = (step / 2, step - 1);
+        while known < unknown {
+            let middle = known + (unknown - known) / 2;
+            if self.doubt(xid, middle).is_some() {
+                known = middle + 1;
+            } else {
+                unknown = middle;
+            }
+        }
+        known
     }
 }

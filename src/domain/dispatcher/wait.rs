@@ -50,20 +50,20 @@ impl Dispatcher<'_> {
             return false;
         }
         self.stop_wait(proc);
-        for queue in queues {
-            self.queues[*queue].waiters += 1;
-        }
         let [first, last] = *self.waiting;
-        let waiter = &mut self.waiters[proc as usize];
-        waiter.waiting = true;
-        waiter.woken = false;
-        waiter.db = db;
-        waiter.count = queues.len() as u16;
+        let count = queues.len().min(WAITED_QUEUES + 1) as u16;
+        let mut waiter =
+            Waiter { waiting: true, db, count, prev: last, next: NIL, ..Default::default() };
         for (place, queue) in waiter.queues.iter_mut().zip(queues) {
             *place = *queue;
         }
-        waiter.prev = last;
-        waiter.next = NIL;
+        self.waiters[proc as usize] = waiter;
+        if waiter.is_wide() {
+            self.base(db).wide_waiters += 1;
+        }
+        for queue in waiter.named() {
+            self.queues[*queue].waiters += 1;
+        }
         *self.waiting = [if first == NIL { proc } else { first }, proc];
         if last != NIL {
             self.waiters[last as usize].next = proc;
@@ -73,12 +73,16 @@ impl Dispatcher<'_> {
 
     /// Ends a wait. True when it was woken, so that jobs may be there.
     pub fn stop_wait(&mut self, proc: u32) -> bool {
-        let Waiter { waiting, woken, count, queues, prev, next, .. } = self.waiters[proc as usize];
-        if !waiting {
+        let waiter = self.waiters[proc as usize];
+        if !waiter.waiting {
             return false;
         }
+        let Waiter { db, woken, prev, next, .. } = waiter;
         self.waiters[proc as usize].waiting = false;
-        for queue in &queues[..usize::from(count).min(WAITED_QUEUES)] {
+        if waiter.is_wide() {
+            self.base(db).wide_waiters -= 1;
+        }
+        for queue in waiter.named() {
             self.queues[*queue].waiters -= 1;
         }
         if prev == NIL {
@@ -97,25 +101,51 @@ impl Dispatcher<'_> {
     /// A waiter leaves without a job (it was cancelled, or its client is gone): whoever
     /// comes next is woken in its place.
     pub fn abandon_wait(&mut self, proc: u32) {
-        let Waiter { count, queues, .. } = self.waiters[proc as usize];
-        if self.stop_wait(proc) {
-            for queue in &queues[..usize::from(count).min(WAITED_QUEUES)] {
-                let jobs = self.claimable(*queue).min(1);
-                self.wake(*queue, jobs);
+        let waiter = self.waiters[proc as usize];
+        if !self.stop_wait(proc) {
+            return;
+        }
+        for queue in waiter.named() {
+            self.pass_on(*queue);
+        }
+        let mut from = if waiter.is_wide() { 0 } else { NIL };
+        while let Some(queue) = self.queues.next_used(from) {
+            from = queue + 1;
+            if self.queues[queue].db == waiter.db {
+                self.pass_on(queue);
             }
+        }
+    }
+
+    fn pass_on(&mut self, queue: u32) {
+        let jobs = self.claimable(queue).min(1);
+        self.wake(queue, jobs);
+    }
+
+    /// The database goes: its waiters wake and find nothing, and name its queues no more.
+    pub(super) fn dismiss_waiters(&mut self, db: Db) {
+        let mut at = self.waiting[0];
+        while at != NIL {
+            let Waiter { db: of, next, .. } = self.waiters[at as usize];
+            if of == db {
+                self.stop_wait(at);
+                self.wakes.push(at);
+            }
+            at = next;
         }
     }
 
     /// Wakes as many waiters of the queue as there are new jobs, longest wait first.
     pub fn wake(&mut self, queue: u32, mut jobs: u64) {
-        if self.queues[queue].waiters == 0 || self.queues[queue].paused {
+        let Queue { db, waiters, paused, .. } = self.queues[queue];
+        if paused || (waiters == 0 && self.base(db).wide_waiters == 0) {
             return;
         }
         let mut at = self.waiting[0];
         while at != NIL && jobs > 0 && !self.wakes.is_full() {
             let waiter = &mut self.waiters[at as usize];
-            let queues = &waiter.queues[..usize::from(waiter.count).min(WAITED_QUEUES)];
-            if !waiter.woken && queues.contains(&queue) {
+            let waits = waiter.db == db && (waiter.is_wide() || waiter.named().contains(&queue));
+            if !waiter.woken && waits {
                 waiter.woken = true;
                 self.wakes.push(at);
                 jobs -= 1;
