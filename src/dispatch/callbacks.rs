@@ -18,8 +18,10 @@ pub fn install() {
         abort,
         pre_prepare,
         prepare,
+        sub_start: None,
         sub_commit,
         sub_abort,
+        on_panic: |_| super::suspect_all(super::LOCK),
     });
     exit::on_exit(leave);
 }
@@ -48,7 +50,7 @@ fn is_claim(act: &Act) -> bool {
 fn commit() {
     debug_point!("commit_before_settle");
     if !with_log(|log| log.is_empty()) {
-        let now = xact::now();
+        let now = xact::micros();
         super::with(|d| {
             with_log(|log| {
                 for entry in log.entries() {
@@ -57,13 +59,21 @@ fn commit() {
             });
         });
     }
+    forget();
+}
+
+/// Nothing of this transaction is left to remember.
+fn forget() {
     with_log(|log| log.clear());
+    super::session::set_prepared(None);
+    super::enqueue::forget_written_lanes();
+    crate::store::claims::forget_last_record();
 }
 
 fn abort() {
     if !with_log(|log| log.is_empty()) {
-        let now = xact::now();
-        let prepared = xact::prepared_xid();
+        let now = xact::micros();
+        let prepared = super::session::prepared();
         super::with(|d| {
             if let Some(xid) = prepared {
                 d.drop_doubts(xid);
@@ -75,7 +85,7 @@ fn abort() {
             });
         });
     }
-    with_log(|log| log.clear());
+    forget();
     leave_wait();
 }
 
@@ -83,11 +93,12 @@ fn sub_commit(subxact: u32, parent: u32) {
     with_log(|log| log.relabel(subxact, parent));
 }
 
-fn sub_abort(subxact: u32) {
+fn sub_abort(subxact: u32, _parent: u32) {
+    super::enqueue::forget_written_lanes();
     if with_log(|log| log.is_empty()) {
         return;
     }
-    let now = xact::now();
+    let now = xact::micros();
     super::with(|d| {
         with_log(|log| {
             while let Some(entry) = log.pop_from(subxact) {
@@ -118,7 +129,7 @@ fn pre_prepare() -> Result<()> {
     }
     let xid = xact::top_xid();
     if super::with(|d| with_log(|log| d.keep_doubts(xid, log.entries()))) {
-        xact::set_prepared_xid(xid);
+        super::session::set_prepared(Some(xid));
         Ok(())
     } else {
         Err(Error::new(SqlState::CAPACITY, "too many acts in prepared transactions")
@@ -127,7 +138,7 @@ fn pre_prepare() -> Result<()> {
 }
 
 fn prepare() {
-    with_log(|log| log.clear());
+    forget();
 }
 
 /// The backend ends. Its last transaction was aborted before (ShutdownPostgres is a
@@ -149,7 +160,7 @@ pub fn probe_doubts() {
         if xact::is_in_progress(xid) {
             continue;
         }
-        let (committed, now) = (xact::did_commit(xid), xact::now());
+        let (committed, now) = (xact::did_commit(xid), xact::micros());
         super::with(|d| d.settle_doubts(xid, committed, now));
     }
 }

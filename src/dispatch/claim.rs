@@ -4,7 +4,7 @@ use super::session::{capacity, confirm, reserve_log, with_log, with_open};
 use crate::domain::dispatcher::{Owner, Popped, Request};
 use crate::domain::entities::{AS_BODY, Db};
 use crate::error::{Error, Result};
-use crate::pg::datum::{Datum, FromDatum, Interval};
+use crate::pg::datum::{self, Datum};
 use crate::pg::debug_point::debug_point;
 use crate::pg::xact;
 use crate::store::body::{self, Placed};
@@ -44,7 +44,7 @@ pub enum Outcome {
 /// Looks whether there is anything to claim, without a transaction id: an idle worker
 /// writes nothing.
 pub fn look(wanted: &Wanted<'_>) -> Result<Outcome> {
-    let now = xact::now();
+    let now = xact::micros();
     let found = with_open(|d, db| {
         d.return_due(db, now, DUE_AT_ONCE);
         check_owner(d, db, wanted.runtime)?;
@@ -84,7 +84,7 @@ fn check_owner(
 pub fn claim(wanted: &Wanted<'_>) -> Result<Vec<Claimed>> {
     let xid = xact::top_xid();
     let subxact = xact::current_subxact();
-    let now = xact::now();
+    let now = xact::micros();
     reserve_log(wanted.max_jobs)?;
     let mut popped: Vec<Popped> = Vec::with_capacity(wanted.max_jobs);
     let mut queues: Vec<u32> = Vec::with_capacity(wanted.queues.len());
@@ -169,7 +169,7 @@ fn describe(
 }
 
 fn interval_micros(datum: Datum) -> i64 {
-    Interval::read(datum).to_micros()
+    datum::own_interval(datum).to_micros()
 }
 
 fn write_claims(

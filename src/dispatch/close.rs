@@ -146,7 +146,7 @@ fn batch(batches: &mut Vec<Batch>, item: &Taken, outcome: Outcome, due: Option<i
 
 /// Completes what was taken.
 pub fn complete(hold: Hold) -> Result<()> {
-    let now = xact::now();
+    let now = xact::micros();
     let mut batches = Vec::new();
     for item in &hold.taken {
         batch(&mut batches, item, Outcome::Completed, None);
@@ -158,7 +158,7 @@ pub fn complete(hold: Hold) -> Result<()> {
 
 /// Completes one attempt and keeps its result.
 pub fn complete_with_result(hold: Hold, result: Datum) -> Result<()> {
-    let now = xact::now();
+    let now = xact::micros();
     for item in &hold.taken {
         let items = [(item.receipt - item.claim) as u32];
         closures::write(
@@ -217,7 +217,7 @@ pub fn conclude(
     error: Option<&str>,
     judge: impl Fn(&Case<'_>) -> Verdict,
 ) -> Result<Vec<Verdict>> {
-    let now = xact::now();
+    let now = xact::micros();
     let Hold { db, generation, mut taken } = hold;
     taken.sort_by_key(|item| (item.segment, item.receipt));
     let mut verdicts = Vec::with_capacity(taken.len());
@@ -244,7 +244,7 @@ pub fn conclude(
 
 /// Gives attempts back without reading their jobs: none of them counts.
 pub fn give_back(hold: Hold) -> Result<u64> {
-    let now = xact::now();
+    let now = xact::micros();
     let Hold { db, generation, taken } = hold;
     let mut plan = Plan { db, now, ..Plan::default() };
     for item in &taken {

@@ -46,7 +46,7 @@ pub(super) fn forget_written_lanes() {
 pub fn enqueue(jobs: Vec<NewJob>) -> Result<Vec<i64>> {
     xact::ensure_writable("awa.insert_job()")?;
     let db = attach()?;
-    let now = xact::now();
+    let now = xact::micros();
     let generation = super::generation(db);
     let mut ids = vec![0; jobs.len()];
     let mut ready = Groups::default();
@@ -80,7 +80,7 @@ pub fn enqueue(jobs: Vec<NewJob>) -> Result<Vec<i64>> {
 /// caller's to delete, in the same transaction.
 pub fn promote(queue: &str, jobs: Vec<Promoted>) -> Result<()> {
     let db = attach()?;
-    let now = xact::now();
+    let now = xact::micros();
     let generation = super::generation(db);
     let mut ids = vec![0; jobs.len()];
     let mut ready = Groups::default();

@@ -8,6 +8,7 @@ use core::slice;
 
 use crate::domain::dispatcher::{Dispatcher, Wakes};
 use crate::domain::entities::*;
+use crate::domain::page::Page;
 use crate::domain::table::{Entry, Head, Slot, Table};
 
 /// How many of each; see the settings of the same names.
@@ -33,6 +34,7 @@ pub struct Layout {
     queues: Part,
     lanes: Part,
     chunks: Part,
+    pages: Part,
     claims: Part,
     items: Part,
     releases: Part,
@@ -86,6 +88,8 @@ impl Layout {
             queues: plan.table::<Queue>(capacities.lanes),
             lanes: plan.table::<Lane>(capacities.lanes),
             chunks: plan.table::<Chunk>(capacities.chunks),
+            // A page holds dozens of cold chunks: many times the backlog that fits warm.
+            pages: plan.table::<Page>(capacities.chunks / 4),
             claims: plan.table::<Claim>(capacities.open_claims),
             items: plan.table::<Item>(capacities.open_claims),
             releases: plan.table::<Release>(capacities.timers),
@@ -116,6 +120,7 @@ impl Layout {
                 queues: table(base, &self.queues),
                 lanes: table(base, &self.lanes),
                 chunks: table(base, &self.chunks),
+                pages: table(base, &self.pages),
                 claims: table(base, &self.claims),
                 items: table(base, &self.items),
                 releases: table(base, &self.releases),

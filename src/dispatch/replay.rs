@@ -75,7 +75,7 @@ pub fn run() -> Result<Replayed> {
         replayed.faults.extend(evidence.faults);
     }
     replayed.next_deferred = deferred::next_run_at()?.unwrap_or(i64::MAX);
-    replayed.receipts = epochs::write_next(xact::now())?;
+    replayed.receipts = epochs::write_next(xact::micros())?;
     xact::force_synchronous_commit();
     Ok(replayed)
 }
@@ -102,7 +102,7 @@ fn begin(db: Db) -> Result<()> {
 /// Heartbeat runtimes outlive a restart: nobody can have heard them meanwhile, so each
 /// gets a full period. Session runtimes died with their connections.
 fn restore_runtimes(db: Db) -> Result<()> {
-    let now = xact::now();
+    let now = xact::micros();
     for (id, timeout) in runtimes::read_heartbeats()? {
         let runtime = Runtime {
             db,
@@ -179,6 +179,7 @@ impl Segment<'_> {
             ready: chunk.ready(),
             live,
             in_flight: chunk.pending,
+            untouched: chunk.is_untouched(),
         };
         let name = self.name(chunk.lane_id)?;
         super::with(|d| d.restore_chunk(self.db, &name, &restored)).map_err(capacity)
@@ -201,7 +202,7 @@ impl Segment<'_> {
 
     fn restore_open(&self, evidence: &Evidence) -> Result<()> {
         // Nobody could extend or complete while the server was away.
-        let earliest = xact::now() + guc::heartbeat_staleness().as_micros() as i64;
+        let earliest = xact::micros() + guc::heartbeat_staleness().as_micros() as i64;
         let mut claims: Vec<Option<u32>> = vec![None; evidence.claims.len()];
         for (order, item) in evidence.open.iter().enumerate() {
             let Some(header) = evidence.claims.get(item.claim) else { continue };
@@ -286,7 +287,7 @@ impl Segment<'_> {
         }
         let mut groups: Vec<_> = groups.into_iter().collect();
         groups.sort_unstable_by_key(|((chunk, _, due, _), _)| (*due, *chunk));
-        let now = xact::now();
+        let now = xact::micros();
         for ((chunk, attempts, due, snoozed), bits) in groups {
             let Some(owner) = evidence.chunks.get(&chunk) else { continue };
             let name = self.name(owner.lane_id)?;

@@ -56,7 +56,7 @@ pub fn attach() -> Result<Db> {
     }
     let (segments, current) = store::segments::read_states()?;
     let block = store::chunks::next_block()?;
-    let now = xact::now();
+    let now = xact::micros();
     super::with(|d| d.attach(oid, extension, block, &segments, current, now)).map_err(capacity)
 }
 
@@ -64,7 +64,7 @@ pub fn attach() -> Result<Db> {
 /// for a replay, then AW003.
 pub fn with_open<R>(mut body: impl FnMut(&mut Dispatcher<'_>, Db) -> R) -> Result<R> {
     let db = attach()?;
-    let until = xact::now() + PATIENCE;
+    let until = xact::micros() + PATIENCE;
     loop {
         let done = super::with(|d| {
             (d.databases[usize::from(db)].phase == Phase::Open).then(|| body(d, db))
@@ -72,7 +72,7 @@ pub fn with_open<R>(mut body: impl FnMut(&mut Dispatcher<'_>, Db) -> R) -> Resul
         if let Some(result) = done {
             return Ok(result);
         }
-        if xact::now() >= until {
+        if xact::micros() >= until {
             return Err(super::replaying());
         }
         latch::wait(10);
@@ -86,6 +86,19 @@ pub fn confirm(db: Db, generation: u64) -> Result<()> {
         return Ok(());
     }
     Err(super::replaying())
+}
+
+thread_local! {
+    static PREPARED: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// The xid under which PRE_PREPARE left this transaction's acts to doubt.
+pub(super) fn prepared() -> Option<u32> {
+    PREPARED.get()
+}
+
+pub(super) fn set_prepared(xid: Option<u32>) {
+    PREPARED.set(xid);
 }
 
 thread_local! {

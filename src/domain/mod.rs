@@ -5,6 +5,7 @@
 pub mod ageing;
 pub mod backoff;
 pub mod bits;
+pub mod clock;
 pub mod dispatcher;
 pub mod entities;
 pub mod name;

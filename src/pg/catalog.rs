@@ -153,6 +153,13 @@ pub fn extension_oid() -> Option<u32> {
     CACHE.with(Cache::extension).map(|extension| extension.oid)
 }
 
+/// What names this database's queues in shared memory: its oid and the extension's.
+pub fn identity() -> Result<(u32, u32)> {
+    let extension = CACHE.with(Cache::extension).ok_or_else(absent)?;
+    // SAFETY: backend-local.
+    Ok((unsafe { pg_sys::MyDatabaseId }.into(), extension.oid))
+}
+
 /// Its owner, whom `spi::as_owner` becomes.
 pub fn extension_owner() -> Result<u32> {
     CACHE.with(Cache::extension).map(|extension| extension.owner).ok_or_else(absent)

@@ -166,3 +166,26 @@ pub fn wait_event() -> u32 {
         EVENT.get()
     }
 }
+
+#[cfg(not(feature = "pg18"))]
+unsafe extern "C" {
+    /// autovacuum.c; not in the bindings.
+    static autovacuum_max_workers: c_int;
+}
+
+/// MaxBackends, from the settings it is made of.
+pub fn max_backends() -> usize {
+    // SAFETY: plain variables behind settings that only a start changes.
+    let sum = unsafe {
+        #[cfg(not(feature = "pg18"))]
+        let autovacuum = autovacuum_max_workers;
+        #[cfg(feature = "pg18")]
+        let autovacuum = pg_sys::autovacuum_worker_slots;
+        pg_sys::MaxConnections
+            + autovacuum
+            + pg_sys::max_worker_processes
+            + pg_sys::max_wal_senders
+            + 2
+    };
+    usize::try_from(sum).unwrap_or(0)
+}

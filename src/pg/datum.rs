@@ -24,6 +24,32 @@ pub struct Interval {
     pub micros: i64,
 }
 
+impl Interval {
+    /// With months of 30 days and days of 24 hours, as the server compares intervals
+    /// (interval_cmp_value, timestamp.c). Saturates.
+    pub fn to_micros(self) -> i64 {
+        let days = i128::from(self.months) * 30 + i128::from(self.days);
+        let micros = days * 86_400_000_000 + i128::from(self.micros);
+        micros.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
+    }
+
+    pub fn of_micros(micros: i64) -> Self {
+        Self { months: 0, days: 0, micros }
+    }
+}
+
+/// An interval of one of our own rows, whose column has that type.
+pub fn own_interval(datum: Datum) -> Interval {
+    // SAFETY: the store hands out only what its table defines.
+    unsafe { Interval::from_datum(datum) }
+}
+
+/// A jsonb of one of our own rows, whose column has that type.
+pub fn own_json(datum: Datum) -> serde_json::Value {
+    // SAFETY: as above.
+    unsafe { serde_json::Value::from_datum(datum) }
+}
+
 /// The value of a `bit(8)` column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bits8(pub u8);

@@ -101,10 +101,10 @@ impl Table {
     }
 
     /// Writes one row and its index entries.
-    pub fn insert(&self, values: &[Datum], nulls: &[bool]) -> Result<Tid> {
+    pub fn insert(&self, row: &[Option<Datum>]) -> Result<Tid> {
         self.with_writer(|writer| {
             let slot = writer.slot(0);
-            writer.fill(slot, values, nulls)?;
+            writer.fill(slot, row)?;
             // SAFETY: a filled slot of this relation. The row gets the current command's
             // id, and its tid is left in the slot. What is allocated on the way is freed
             // on the way (heapam_tuple_insert).
@@ -129,7 +129,7 @@ impl Table {
     /// Returns their places in order.
     pub fn insert_many<'r>(
         &self,
-        rows: impl IntoIterator<Item = (&'r [Datum], &'r [bool])>,
+        rows: impl IntoIterator<Item = &'r [Option<Datum>]>,
     ) -> Result<Vec<Tid>> {
         let mut rows = rows.into_iter().peekable();
         let mut tids = Vec::with_capacity(rows.size_hint().0);
@@ -137,9 +137,9 @@ impl Table {
             let mut scratch = memory::Scratch::new();
             while rows.peek().is_some() {
                 let mut count = 0;
-                for (values, nulls) in rows.by_ref().take(BATCH) {
+                for row in rows.by_ref().take(BATCH) {
                     let slot = writer.slot(count);
-                    writer.fill(slot, values, nulls)?;
+                    writer.fill(slot, row)?;
                     count += 1;
                 }
                 scratch.run(|| {
@@ -281,27 +281,22 @@ impl Writer {
 
     /// Puts a row into a slot by reference. A NULL where the table has none is
     /// refused here, as nobody after us looks.
-    fn fill(
-        &self,
-        slot: *mut pg_sys::TupleTableSlot,
-        values: &[Datum],
-        nulls: &[bool],
-    ) -> Result<()> {
+    fn fill(&self, slot: *mut pg_sys::TupleTableSlot, row: &[Option<Datum>]) -> Result<()> {
         let columns = self.not_null.len();
-        if values.len() != columns || nulls.len() != columns {
-            return Err(Error::internal(format!(
-                "table has {columns} columns, row has {}",
-                values.len().min(nulls.len())
-            )));
+        if row.len() != columns {
+            let given = row.len();
+            return Err(Error::internal(format!("table has {columns} columns, row has {given}")));
         }
-        if nulls.iter().zip(&self.not_null).any(|(&null, &not_null)| null && not_null) {
+        if row.iter().zip(&self.not_null).any(|(value, &not_null)| not_null && value.is_none()) {
             return Err(Error::internal("null value in a column that has none"));
         }
         // SAFETY: the slot has `columns` values and flags.
         unsafe {
             pg_sys::ExecClearTuple(slot);
-            ptr::copy_nonoverlapping(values.as_ptr(), (*slot).tts_values, columns);
-            ptr::copy_nonoverlapping(nulls.as_ptr(), (*slot).tts_isnull, columns);
+            for (i, value) in row.iter().enumerate() {
+                *(*slot).tts_values.add(i) = value.unwrap_or(Datum::null());
+                *(*slot).tts_isnull.add(i) = value.is_none();
+            }
             pg_sys::ExecStoreVirtualTuple(slot);
         }
         Ok(())
@@ -465,7 +460,7 @@ impl Row {
     /// The text of a jsonb.
     pub fn json_text(&self, column: i16) -> Option<String> {
         // SAFETY: not null, and a jsonb by the table's definition.
-        self.raw(column).map(|datum| unsafe { datum::jsonb_text(datum) })
+        self.raw(column).map(|datum| unsafe { datum::json_text(datum) })
     }
 
     pub fn enum_label(&self, column: i16) -> Option<String> {

@@ -308,7 +308,7 @@ impl<'t> IndexReader<'t> {
         key: &str,
         mut each: impl FnMut(&Row) -> Result<bool>,
     ) -> Result<()> {
-        let value = key.to_datum();
+        let value = super::datum::ToDatum::to_datum(key);
         // SAFETY: a key on the first column, which is a text of the default collation: the
         // order of the tree is that collation's (ScanKeyInit would take C).
         unsafe {

@@ -41,6 +41,12 @@ pub fn my_proc_number() -> u32 {
     compat::my_proc_number()
 }
 
+/// More than any proc number of a process that can wait, as the settings say: known before
+/// the server has sized its array of processes (InitializeMaxBackends, postinit.c).
+pub fn max_procs() -> usize {
+    compat::max_backends() + 64
+}
+
 pub fn my_pid() -> i32 {
     // SAFETY: backend-local.
     unsafe { pg_sys::MyProcPid }

@@ -7,6 +7,7 @@ pub mod catalog;
 pub mod compat;
 pub mod datum;
 pub mod debug_point;
+pub mod exit;
 pub mod heap;
 pub mod index;
 pub mod latch;
@@ -20,9 +21,7 @@ pub mod spi;
 pub mod xact;
 pub mod guc;
 pub mod hooks;
-pub mod lwlock;
 pub mod registry;
-pub mod shmem;
 pub mod worker;
 
 /// Whether pg_upgrade runs this server: it must do nothing of its own accord.

@@ -265,6 +265,13 @@ pub fn set_synchronous_commit_off_for_this_commit() {
     }
 }
 
+/// As above, if nothing was written to WAL after `record`.
+pub fn commit_async_if_last_record_is(record: u64) {
+    if record != 0 && record == last_rec_end() {
+        set_synchronous_commit_off_for_this_commit();
+    }
+}
+
 fn restore_synchronous_commit() {
     if let Some(level) = SYNCHRONOUS_COMMIT.take() {
         // SAFETY: backend-local.
@@ -303,6 +310,11 @@ pub fn isolation() -> Isolation {
         2 => Isolation::RepeatableRead,
         _ => Isolation::Serializable,
     }
+}
+
+/// The clock, in microseconds since 2000.
+pub fn micros() -> i64 {
+    now().0
 }
 
 /// The clock.

@@ -151,7 +151,7 @@ pub fn write(segment: u8, jobs: &[Placed]) -> Result<()> {
         table.insert(&job.to_row())?;
     } else {
         let rows: Vec<_> = jobs.iter().map(|job| job.to_row()).collect();
-        table.insert_many(&rows)?;
+        table.insert_many(rows.iter().map(|row| &row[..]))?;
     }
     table.close_keep_lock();
     Ok(())

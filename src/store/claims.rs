@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use crate::error::Result;
 use crate::pg::catalog::{self, Leaf};
-use crate::pg::datum::{self, Datum, Element, Timestamp, ToDatum, Uuid};
+use crate::pg::datum::{self, Datum, Element, Timestamp, ToDatum};
 use crate::pg::heap::Table;
 use crate::pg::lock::LockMode;
 use crate::pg::xact;
@@ -52,6 +52,11 @@ pub fn last_record() -> u64 {
     LAST_RECORD.get()
 }
 
+/// The transaction is over.
+pub fn forget_last_record() {
+    LAST_RECORD.set(0);
+}
+
 /// Appends claim rows.
 pub fn write(claims: &[NewClaim<'_>]) -> Result<()> {
     let before = xact::last_rec_end();
@@ -77,8 +82,9 @@ fn to_row(claim: &NewClaim<'_>) -> [Option<Datum>; 10] {
     let same_deadline = items.iter().all(|item| item.deadline == deadline);
     let timestamp = |at: i64| (at != i64::MAX).then(|| Timestamp(at).to_datum());
     let deadlines = (!same_deadline).then(|| {
-        let values: Vec<_> = items.iter().map(|item| timestamp(item.deadline)).collect();
-        datum::array(Element::TIMESTAMPTZ, &values)
+        // Infinity, which is MAX, is none.
+        let values: Vec<_> = items.iter().map(|item| Timestamp(item.deadline)).collect();
+        datum::array_of(Element::TIMESTAMPTZ, &values)
     });
     let job_ids: Vec<i64> = items.iter().map(|item| item.job_id).collect();
     let positions = items.iter().any(|item| item.position != item.job_id).then(|| {
@@ -89,7 +95,7 @@ fn to_row(claim: &NewClaim<'_>) -> [Option<Datum>; 10] {
         Some(claim.lane_id.to_datum()),
         Some(Timestamp(claim.claimed_at).to_datum()),
         if same_deadline { timestamp(deadline) } else { None },
-        claim.runtime.map(|id| Uuid(id).to_datum()),
+        claim.runtime.map(|id| id.to_datum()),
         Some(attempt.to_datum()),
         attempts,
         Some(datum::bigint_array(&job_ids)),

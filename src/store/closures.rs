@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::pg::catalog::{self, Leaf};
-use crate::pg::datum::{self, Char, Datum, Timestamp, ToDatum};
+use crate::pg::datum::{Char, Datum, Timestamp, ToDatum};
 use crate::pg::heap::Table;
 use crate::pg::lock::LockMode;
 
@@ -39,7 +39,7 @@ pub fn write(segment: u8, closures: &[NewClosure<'_>]) -> Result<()> {
     if let [row] = rows.as_slice() {
         table.insert(row)?;
     } else {
-        table.insert_many(&rows)?;
+        table.insert_many(rows.iter().map(|row| &row[..]))?;
     }
     table.close_keep_lock();
     Ok(())
@@ -52,7 +52,7 @@ fn to_row(closure: &NewClosure<'_>) -> [Option<Datum>; 8] {
         Some(Timestamp(closure.closed_at).to_datum()),
         closure.due_at.map(|at| Timestamp(at).to_datum()),
         Some(Char(closure.outcome.code()).to_datum()),
-        (!all).then(|| datum::bytea(&bitmap(closure.count, closure.items))),
+        (!all).then(|| bitmap(closure.count, closure.items).as_slice().to_datum()),
         None,
         closure.error.map(ToDatum::to_datum),
         closure.result,

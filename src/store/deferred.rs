@@ -4,10 +4,10 @@ use crate::domain::entities::Counts;
 use crate::error::{Error, Result};
 use crate::pg::catalog;
 use crate::pg::datum::{Datum, Timestamp, ToDatum};
-use crate::pg::heap::{Row, Table};
+use crate::pg::heap::{Row, Table, Tid};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
-use crate::pg::{datum, spi};
+use crate::pg::spi;
 use std::collections::HashMap;
 
 use super::body::Body;
@@ -108,7 +108,7 @@ pub fn write(jobs: &[Deferred]) -> Result<()> {
     if let [row] = rows.as_slice() {
         table.insert(row)?;
     } else {
-        table.insert_many(&rows)?;
+        table.insert_many(rows.iter().map(|row| &row[..]))?;
     }
     table.close_keep_lock();
     Ok(())

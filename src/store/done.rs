@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::pg::catalog;
-use crate::pg::datum::{self, Datum, Timestamp, ToDatum};
+use crate::pg::datum::{Datum, Timestamp, ToDatum};
 use crate::pg::heap::{Row, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;

@@ -11,6 +11,7 @@ use crate::domain::bits::Bits;
 use crate::domain::entities::split;
 use crate::error::{Error, Result};
 use crate::pg::catalog::{self, Leaf};
+use crate::pg::datum::Timestamp;
 use crate::pg::heap::{Fate, Row, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
@@ -61,6 +62,14 @@ impl ChunkEvidence {
             }
         }
         ready
+    }
+
+    /// No claim and no closure names one of its jobs.
+    pub fn is_untouched(&self) -> bool {
+        self.pending == 0
+            && self.disposed.is_empty()
+            && self.open.is_empty()
+            && self.released.is_empty()
     }
 
     pub fn live(&self) -> u16 {
@@ -167,7 +176,7 @@ struct ClaimRow {
     job_ids: Vec<i64>,
     positions: Option<Vec<i64>>,
     deadline: Option<i64>,
-    deadlines: Option<Vec<Option<i64>>>,
+    deadlines: Option<Vec<Timestamp>>,
 }
 
 impl ClaimRow {
@@ -180,7 +189,7 @@ impl ClaimRow {
     }
 
     fn deadline(&self, item: usize) -> i64 {
-        let own = self.deadlines.as_ref().and_then(|d| d.get(item).copied().flatten());
+        let own = self.deadlines.as_ref().and_then(|d| d.get(item)).map(|at| at.0);
         own.or(self.deadline).unwrap_or(i64::MAX)
     }
 }
@@ -286,7 +295,7 @@ fn read_claims(segment: u8, sight: Sight) -> Result<Vec<ClaimRow>> {
                 id: row.i64(c::CLAIM_ID).ok_or_else(missing)?,
                 lane_id: row.i64(c::LANE_ID).ok_or_else(missing)?,
                 claimed_at: row.micros(c::CLAIMED_AT).ok_or_else(missing)?,
-                runtime: row.uuid(c::RUNTIME).map(|id| id.0),
+                runtime: row.uuid(c::RUNTIME),
                 count: job_ids.len() as u32,
                 xid,
             },

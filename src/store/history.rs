@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::domain::clock;
 use crate::pg::datum::{self, Datum, ToDatum};
 
 /// An error text is kept up to this many bytes.
@@ -13,10 +14,10 @@ const MAX_ERROR: usize = 8192;
 pub fn with_error(history: Option<Datum>, attempt: i16, at: i64, error: Option<&str>) -> Option<Datum> {
     let Some(error) = error else { return history };
     let mut value = history
-        .map(datum::json_value)
+        .map(datum::own_json)
         .filter(Value::is_object)
         .unwrap_or_else(|| json!({}));
-    let entry = json!({ "attempt": attempt, "at": datum::iso_time(at), "error": cut(error) });
+    let entry = json!({ "attempt": attempt, "at": clock::iso(at), "error": cut(error) });
     match value.get_mut("errors").and_then(Value::as_array_mut) {
         Some(errors) => errors.push(entry),
         None => value["errors"] = json!([entry]),

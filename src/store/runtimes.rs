@@ -1,7 +1,7 @@
 //! The rows of registered runtimes.
 
 use crate::error::Result;
-use crate::pg::datum::{Interval, Uuid};
+use crate::pg::datum::Interval;
 use crate::pg::heap::Table;
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
@@ -27,13 +27,13 @@ pub fn write(runtime: &NewRuntime<'_>, user: u32) -> Result<()> {
     use spi::Arg;
     let liveness = if runtime.heartbeat { "heartbeat" } else { "session" };
     let args = [
-        Arg::of(Uuid(runtime.id)),
+        Arg::of(runtime.id),
         Arg::opt(runtime.name),
         Arg::of(liveness),
         Arg::opt(runtime.heartbeat.then_some(Interval::of_micros(runtime.timeout))),
         Arg::of(runtime.pid),
         Arg::of(i64::from(user)),
-        Arg::Text(Some(runtime.opts)),
+        Arg::of(runtime.opts),
     ];
     spi::as_owner(|spi| spi.execute(INSERT, &args).map(|_| ()))
 }
@@ -41,7 +41,7 @@ pub fn write(runtime: &NewRuntime<'_>, user: u32) -> Result<()> {
 const DELETE: &str = "DELETE FROM awa.runtime_instances WHERE runtime OPERATOR(pg_catalog.=) $1";
 
 pub fn delete(id: [u8; 16]) -> Result<()> {
-    spi::as_owner(|spi| spi.execute(DELETE, &[spi::Arg::of(Uuid(id))]).map(|_| ()))
+    spi::as_owner(|spi| spi.execute(DELETE, &[spi::Arg::of(id)]).map(|_| ()))
 }
 
 /// Heartbeat runtimes, which outlive a restart: their ids and timeouts (microseconds).
@@ -50,7 +50,7 @@ pub fn read_heartbeats() -> Result<Vec<([u8; 16], i64)>> {
     let table = Table::open(catalog::relation("runtime_instances")?, LockMode::AccessShare);
     table.scan(Snapshot::SelfNow, |row| {
         if row.text(3).as_deref() == Some("heartbeat")
-            && let (Some(id), Some(timeout)) = (row.uuid(1).map(|id| id.0), row.interval(4))
+            && let (Some(id), Some(timeout)) = (row.uuid(1), row.interval(4))
         {
             found.push((id, timeout.to_micros()));
         }
