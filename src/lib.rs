@@ -40,3 +40,4 @@ pgrx::extension_sql_file!(
     name = "functions",
     requires = ["tables"]
 );
+pgrx::extension_sql_file!("../sql/install/90_access.sql", name = "access", finalize);

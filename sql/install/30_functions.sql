@@ -1,0 +1,299 @@
+-- The functions of the contract. Each is written in Rust (src/api) and checks the access
+-- of its caller itself; nothing here is executable by PUBLIC (see 90_access.sql).
+
+-- Produce
+
+CREATE FUNCTION awa.insert_job(
+    kind text, args jsonb DEFAULT '{}', queue text DEFAULT 'default',
+    priority int DEFAULT NULL, run_at timestamptz DEFAULT NULL, max_attempts int DEFAULT NULL,
+    tags text[] DEFAULT NULL, metadata jsonb DEFAULT NULL, unique_key text DEFAULT NULL,
+    opts jsonb DEFAULT '{}')
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_insert_job';
+COMMENT ON FUNCTION awa.insert_job IS 'Enqueues one job and returns its id';
+
+CREATE FUNCTION awa.insert_jobs(jobs jsonb, opts jsonb DEFAULT '{}')
+RETURNS TABLE (ord bigint, job_id bigint, duplicate boolean)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_insert_jobs';
+COMMENT ON FUNCTION awa.insert_jobs IS 'Enqueues an array of jobs, all or none';
+
+-- Work
+
+CREATE FUNCTION awa.register_runtime(
+    name text DEFAULT NULL, liveness text DEFAULT 'session',
+    heartbeat_timeout interval DEFAULT NULL, opts jsonb DEFAULT '{}')
+RETURNS uuid LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_register_runtime';
+
+CREATE FUNCTION awa.heartbeat(runtime uuid, holding bigint[] DEFAULT NULL)
+RETURNS TABLE (receipt bigint, job_id bigint)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_heartbeat';
+
+CREATE FUNCTION awa.deregister_runtime(runtime uuid, release boolean DEFAULT true)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_deregister_runtime';
+
+CREATE FUNCTION awa.claim(
+    queue text, max_jobs int DEFAULT 1, runtime uuid DEFAULT NULL,
+    deadline interval DEFAULT NULL, wait interval DEFAULT '0', opts jsonb DEFAULT '{}')
+RETURNS TABLE (
+    receipt bigint, job_id bigint, kind text, queue text, priority smallint, attempt smallint,
+    max_attempts smallint, args jsonb, metadata jsonb, tags text[], progress jsonb,
+    run_at timestamptz, created_at timestamptz, deadline_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_claim';
+COMMENT ON FUNCTION awa.claim IS 'Takes up to max_jobs ready jobs of a queue';
+
+CREATE FUNCTION awa.claim_from(
+    queues text[], max_jobs int DEFAULT 1, runtime uuid DEFAULT NULL,
+    deadline interval DEFAULT NULL, wait interval DEFAULT '0', opts jsonb DEFAULT '{}')
+RETURNS TABLE (
+    receipt bigint, job_id bigint, kind text, queue text, priority smallint, attempt smallint,
+    max_attempts smallint, args jsonb, metadata jsonb, tags text[], progress jsonb,
+    run_at timestamptz, created_at timestamptz, deadline_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_claim_from';
+COMMENT ON FUNCTION awa.claim_from IS 'Takes up to max_jobs ready jobs of several queues';
+
+CREATE PROCEDURE awa.wait_for_jobs(
+    queues text[], timeout interval, INOUT available boolean DEFAULT NULL)
+LANGUAGE c AS 'MODULE_PATHNAME', 'awa_wait_for_jobs';
+COMMENT ON PROCEDURE awa.wait_for_jobs IS 'Waits, without a snapshot, until a job is there';
+
+CREATE FUNCTION awa.claim_outcome()
+RETURNS text LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_claim_outcome';
+
+CREATE FUNCTION awa.complete(receipt bigint, result jsonb DEFAULT NULL)
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_complete';
+
+CREATE FUNCTION awa.complete_many(receipts bigint[])
+RETURNS TABLE (receipt bigint, completed boolean)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_complete_many';
+
+CREATE FUNCTION awa.complete_and_claim(
+    receipts bigint[], queue text, max_jobs int DEFAULT 1, runtime uuid DEFAULT NULL,
+    deadline interval DEFAULT NULL)
+RETURNS TABLE (
+    receipt bigint, job_id bigint, kind text, queue text, priority smallint, attempt smallint,
+    max_attempts smallint, args jsonb, metadata jsonb, tags text[], progress jsonb,
+    run_at timestamptz, created_at timestamptz, deadline_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_complete_and_claim';
+
+CREATE FUNCTION awa.fail(
+    receipt bigint, error text, retry_after interval DEFAULT NULL,
+    terminal boolean DEFAULT false)
+RETURNS awa.job_state LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_fail';
+
+CREATE FUNCTION awa.release(receipts bigint[])
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_release';
+
+CREATE FUNCTION awa.extend(receipts bigint[], by interval)
+RETURNS TABLE (receipt bigint, deadline_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_extend';
+
+-- Look
+
+CREATE FUNCTION awa.jobs_rows()
+RETURNS TABLE (
+    id bigint, kind text, queue text, args jsonb, state awa.job_state, priority smallint,
+    attempt smallint, max_attempts smallint, run_at timestamptz, heartbeat_at timestamptz,
+    deadline_at timestamptz, attempted_at timestamptz, finalized_at timestamptz,
+    created_at timestamptz, errors jsonb[], metadata jsonb, tags text[], unique_key bytea,
+    unique_states bit(8), callback_id uuid, callback_timeout_at timestamptz,
+    callback_filter text, callback_on_complete text, callback_on_fail text,
+    callback_transform text, run_lease bigint, progress jsonb)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_jobs_rows';
+
+CREATE VIEW awa.jobs WITH (security_barrier) AS
+    SELECT id, kind, queue, args, state, priority, attempt, max_attempts, run_at, heartbeat_at,
+           deadline_at, attempted_at, finalized_at, created_at, errors, metadata, tags,
+           unique_key, unique_states, callback_id, callback_timeout_at, callback_filter,
+           callback_on_complete, callback_on_fail, callback_transform, run_lease, progress
+    FROM awa.jobs_rows();
+
+CREATE FUNCTION awa.get_job(job_id bigint)
+RETURNS SETOF awa.jobs LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_get_job';
+
+CREATE FUNCTION awa.queue_stats_rows()
+RETURNS TABLE (
+    queue text, paused boolean, scheduled bigint, available bigint, running bigint,
+    retryable bigint, waiting_external bigint, dlq bigint, completed_total bigint,
+    failed_total bigint, cancelled_total bigint, oldest_available_age interval)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_queue_stats_rows';
+
+CREATE VIEW awa.queue_stats WITH (security_barrier) AS
+    SELECT queue, paused, scheduled, available, running, retryable, waiting_external, dlq,
+           completed_total, failed_total, cancelled_total, oldest_available_age
+    FROM awa.queue_stats_rows();
+
+-- Operate
+
+CREATE FUNCTION awa.prepare_queue(queue text)
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_prepare_queue';
+
+CREATE FUNCTION awa.pause_queue(queue text, by text DEFAULT NULL)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_pause_queue';
+
+CREATE FUNCTION awa.resume_queue(queue text)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_resume_queue';
+
+CREATE FUNCTION awa.maintain()
+RETURNS TABLE (step text, did bigint, took interval)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_maintain';
+
+CREATE FUNCTION awa.check()
+RETURNS TABLE (invariant text, ok boolean, detail text)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_check';
+COMMENT ON FUNCTION awa.check IS 'Compares memory with the tables and proves the invariants';
+
+CREATE FUNCTION awa.rebuild()
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_rebuild';
+
+-- Rows written by hand, by COPY or by a restore reach memory through a replay.
+CREATE FUNCTION awa.foreign_rows()
+RETURNS trigger LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_foreign_rows';
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.ready_entries_0
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.ready_entries_0 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_batches_0
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_batches_0 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_closures_0
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_closures_0 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.ready_entries_1
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.ready_entries_1 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_batches_1
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_batches_1 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_closures_1
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_closures_1 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.ready_entries_2
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.ready_entries_2 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_batches_2
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_batches_2 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_closures_2
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_closures_2 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.ready_entries_3
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.ready_entries_3 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_batches_3
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_batches_3 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_closures_3
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_closures_3 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.ready_entries_4
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.ready_entries_4 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_batches_4
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_batches_4 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_closures_4
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_closures_4 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.ready_entries_5
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.ready_entries_5 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_batches_5
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_batches_5 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_closures_5
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_closures_5 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.ready_entries_6
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.ready_entries_6 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_batches_6
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_batches_6 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_closures_6
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_closures_6 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.ready_entries_7
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.ready_entries_7 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_batches_7
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_batches_7 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_closures_7
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_closures_7 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.ready_entries_8
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.ready_entries_8 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_batches_8
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_batches_8 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_closures_8
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_closures_8 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.ready_entries_9
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.ready_entries_9 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_batches_9
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_batches_9 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_closures_9
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_closures_9 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.ready_entries_10
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.ready_entries_10 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_batches_10
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_batches_10 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_closures_10
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_closures_10 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.ready_entries_11
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.ready_entries_11 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_batches_11
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_batches_11 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_closures_11
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_closures_11 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.ready_entries_12
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.ready_entries_12 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_batches_12
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_batches_12 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_closures_12
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_closures_12 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.ready_entries_13
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.ready_entries_13 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_batches_13
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_batches_13 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_closures_13
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_closures_13 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.ready_entries_14
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.ready_entries_14 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_batches_14
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_batches_14 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_closures_14
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_closures_14 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.ready_entries_15
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.ready_entries_15 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_batches_15
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_batches_15 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.lease_claim_closures_15
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.lease_claim_closures_15 ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.deferred_jobs
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.deferred_jobs ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.queues
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.queues ENABLE ALWAYS TRIGGER foreign_rows;

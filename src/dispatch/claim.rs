@@ -1,7 +1,7 @@
 //! Giving ready jobs to a worker.
 
 use super::session::{capacity, confirm, reserve_log, with_log, with_open};
-use crate::domain::dispatcher::{Owner, Popped, Request};
+use crate::domain::dispatcher::{self as domain, Owner, Popped, Request};
 use crate::domain::entities::{AS_BODY, Db};
 use crate::error::{Error, Result};
 use crate::pg::datum::{self, Datum};
@@ -88,23 +88,13 @@ pub fn claim(wanted: &Wanted<'_>) -> Result<Vec<Claimed>> {
     reserve_log(wanted.max_jobs)?;
     let mut popped: Vec<Popped> = Vec::with_capacity(wanted.max_jobs);
     let mut queues: Vec<u32> = Vec::with_capacity(wanted.queues.len());
-    let (db, generation) = with_open(|d, db| {
-        let owner = check_owner(d, db, wanted.runtime)?;
-        queues.clear();
-        queues.extend(wanted.queues.iter().filter_map(|name| d.queue(db, name)));
-        let request = Request {
-            db,
-            queues: &queues,
-            want: wanted.max_jobs,
-            owner,
-            xid,
-            subxact,
-            now,
-            deadline: wanted.deadline,
-        };
-        with_log(|log| d.claim(&request, &mut popped, log)).map_err(capacity)?;
-        Ok((db, d.databases[usize::from(db)].generation))
-    })??;
+    let (db, generation) = loop {
+        let (db, generation, claimed) = pop(wanted, xid, subxact, now, &mut queues, &mut popped)?;
+        match claimed {
+            domain::Claimed::All => break (db, generation),
+            domain::Claimed::NeedsChunk(cold) => load_chunk(db, cold.number, cold.segment)?,
+        }
+    };
     debug_point!("claim_popped");
     if popped.is_empty() {
         return Ok(Vec::new());
@@ -114,6 +104,42 @@ pub fn claim(wanted: &Wanted<'_>) -> Result<Vec<Claimed>> {
     write_claims(wanted, &popped, &jobs, &deadlines, now)?;
     confirm(db, generation)?;
     Ok(deliver(popped, jobs, &deadlines))
+}
+
+fn pop(
+    wanted: &Wanted<'_>,
+    xid: u32,
+    subxact: u32,
+    now: i64,
+    queues: &mut Vec<u32>,
+    popped: &mut Vec<Popped>,
+) -> Result<(Db, u64, domain::Claimed)> {
+    with_open(|d, db| {
+        let owner = check_owner(d, db, wanted.runtime)?;
+        queues.clear();
+        queues.extend(wanted.queues.iter().filter_map(|name| d.queue(db, name)));
+        let request = Request {
+            db,
+            queues,
+            want: wanted.max_jobs - popped.len(),
+            owner,
+            xid,
+            subxact,
+            now,
+            deadline: wanted.deadline,
+        };
+        let claimed = with_log(|log| d.claim(&request, popped, log)).map_err(capacity)?;
+        Ok((db, d.databases[usize::from(db)].generation, claimed))
+    })?
+}
+
+/// Reads a chunk that memory dropped back from its rows.
+pub fn load_chunk(db: Db, number: i64, segment: u8) -> Result<()> {
+    let bits = body::read_offsets(segment, number)?;
+    match super::with(|d| d.load_chunk(db, number, &bits)).map_err(capacity)? {
+        // Whoever asked for the chunk asks again.
+        domain::Loaded::Loaded | domain::Loaded::NotCold | domain::Loaded::Differs => Ok(()),
+    }
 }
 
 fn read_bodies(popped: &[Popped]) -> Result<Vec<Placed>> {

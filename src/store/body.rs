@@ -1,5 +1,7 @@
 //! Bodies: the row that a job is, in `ready_entries`.
 
+use crate::domain::bits::{Bits, CHUNK_SIZE};
+use crate::domain::entities::{position, split};
 use crate::error::{Error, Result};
 use crate::pg::catalog::{self, Leaf, LeafIndex};
 use crate::pg::datum::{Datum, Timestamp, ToDatum};
@@ -155,6 +157,22 @@ pub fn write(segment: u8, jobs: &[Placed]) -> Result<()> {
     }
     table.close_keep_lock();
     Ok(())
+}
+
+/// The offsets of a chunk that have a committed body.
+pub fn read_offsets(segment: u8, chunk: i64) -> Result<Bits> {
+    let mut bits = Bits::default();
+    let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::AccessShare);
+    let index = catalog::leaf_index(LeafIndex::Position, segment)?;
+    let (first, last) = (position(chunk, 0), position(chunk, CHUNK_SIZE as u16 - 1));
+    table.index_range(index, first, last, Snapshot::SelfNow, |row| {
+        if let Some(at) = row.i64(column::POSITION) {
+            bits.insert(split(at).1);
+        }
+        Ok(true)
+    })?;
+    table.close_release_lock();
+    Ok(bits)
 }
 
 /// The bodies at these positions of one segment, in the order asked for.
