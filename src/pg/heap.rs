@@ -65,8 +65,7 @@ impl Table {
     /// What is below knows the heap's tuples and none of another access method.
     fn over(relation: pg_sys::Relation, mode: LockMode) -> Self {
         // SAFETY: open.
-        let is_heap =
-            unsafe { ptr::eq((*relation).rd_tableam, pg_sys::GetHeapamTableAmRoutine()) };
+        let is_heap = unsafe { ptr::eq((*relation).rd_tableam, pg_sys::GetHeapamTableAmRoutine()) };
         assert!(is_heap, "awa tables must use the heap access method");
         Self { relation, mode, writer: RefCell::new(None) }
     }
