@@ -137,7 +137,6 @@ mod tests {
         let now = Cell::new(start);
         let mut schedule = Schedule::new(TWO);
         let sleep = schedule.tick(
-            &CONTEXT,
             || now.get(),
             |step| match step.name {
                 "a" => Outcome::Failed,
@@ -148,7 +147,6 @@ mod tests {
         now.set(start + Duration::from_millis(200));
         let mut ran = Vec::new();
         schedule.tick(
-            &CONTEXT,
             || now.get(),
             |step| {
                 ran.push(step.name);
@@ -159,7 +157,6 @@ mod tests {
         now.set(start + FIRST_PAUSE);
         let mut ran = Vec::new();
         let sleep = schedule.tick(
-            &CONTEXT,
             || now.get(),
             |step| {
                 ran.push(step.name);
@@ -175,7 +172,6 @@ mod tests {
         let now = Instant::now();
         let mut schedule = Schedule::new(TWO);
         schedule.tick(
-            &CONTEXT,
             || now,
             |step| match step.name {
                 "a" => Outcome::Failed,
@@ -185,7 +181,6 @@ mod tests {
         schedule.wake();
         let mut ran = Vec::new();
         schedule.tick(
-            &CONTEXT,
             || now,
             |step| {
                 ran.push(step.name);
