@@ -6,6 +6,9 @@
 //! not affected.
 #![deny(unsafe_code)]
 
+#[cfg(feature = "debug_points")]
+mod debug;
+
 use core::time::Duration;
 use std::time::Instant;
 
@@ -35,7 +38,10 @@ pub struct Step {
 }
 
 /// All steps, in the order in which they run when several are due.
-pub static STEPS: &[Step] = &[];
+pub static STEPS: &[Step] = &[
+    #[cfg(feature = "debug_points")]
+    debug::STEP,
+];
 
 /// How a run of a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

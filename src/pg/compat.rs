@@ -74,3 +74,67 @@ pub fn owns_extension(extension: pg_sys::Oid) -> bool {
         pg_sys::object_ownercheck(pg_sys::ExtensionRelationId, extension, pg_sys::GetUserId())
     }
 }
+
+/// Whether column `i` (from 0) is declared NOT NULL.
+///
+/// # Safety
+/// `descriptor` is live and has more than `i` columns.
+pub unsafe fn is_not_null(descriptor: pg_sys::TupleDesc, i: usize) -> bool {
+    // SAFETY: the caller vouches for the bounds.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        return (*(*descriptor).attrs.as_ptr().add(i)).attnotnull;
+        // The full descriptions follow the compact ones (tupdesc.h, TupleDescAttr).
+        #[cfg(feature = "pg18")]
+        {
+            let columns = usize::try_from((*descriptor).natts).unwrap_or(0);
+            let full = (*descriptor).compact_attrs.as_ptr().add(columns);
+            (*full.cast::<pg_sys::FormData_pg_attribute>().add(i)).attnotnull
+        }
+    }
+}
+
+/// # Safety
+/// As for index_beginscan.
+pub unsafe fn index_beginscan(
+    heap: pg_sys::Relation,
+    index: pg_sys::Relation,
+    snapshot: pg_sys::Snapshot,
+    keys: i32,
+) -> pg_sys::IndexScanDesc {
+    // SAFETY: the caller vouches.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        return pg_sys::index_beginscan(heap, index, snapshot, keys, 0);
+        #[cfg(feature = "pg18")]
+        pg_sys::index_beginscan(heap, index, snapshot, core::ptr::null_mut(), keys, 0)
+    }
+}
+
+/// Ends a series of index_insert calls with one IndexInfo; needed from 17.
+///
+/// # Safety
+/// As for index_insert_cleanup.
+pub unsafe fn index_insert_cleanup(index: pg_sys::Relation, info: *mut pg_sys::IndexInfo) {
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    let _ = (index, info);
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+    // SAFETY: the caller vouches.
+    unsafe {
+        pg_sys::index_insert_cleanup(index, info)
+    }
+}
+
+/// # Safety
+/// As for ExecuteTruncateGuts: `relations` are open, and locked exclusively.
+pub unsafe fn truncate(relations: *mut pg_sys::List, oids: *mut pg_sys::List) {
+    let none = core::ptr::null_mut();
+    let restrict = pg_sys::DropBehavior::DROP_RESTRICT;
+    // SAFETY: the caller vouches.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        pg_sys::ExecuteTruncateGuts(relations, oids, none, restrict, false);
+        #[cfg(not(feature = "pg15"))]
+        pg_sys::ExecuteTruncateGuts(relations, oids, none, restrict, false, false);
+    }
+}

@@ -6,11 +6,17 @@ pub mod catalog;
 pub mod compat;
 pub mod datum;
 pub mod guc;
+pub mod heap;
 pub mod hooks;
+pub mod index;
+pub mod lock;
 pub mod lwlock;
+pub mod memory;
 pub mod registry;
 pub mod shmem;
+pub mod snapshot;
 pub mod worker;
+pub mod xact;
 
 /// Whether pg_upgrade runs this server: it must do nothing of its own accord.
 pub fn is_binary_upgrade() -> bool {

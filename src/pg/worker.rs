@@ -7,7 +7,7 @@
 use core::ffi::{CStr, c_int, c_long};
 use core::time::Duration;
 
-use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime, DynamicBackgroundWorker};
+use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
@@ -67,9 +67,9 @@ pub fn register_launcher() {
 
 /// Asks the postmaster for a worker; it tells this process when it starts and ends.
 /// None: max_worker_processes are in use.
-pub fn start(database: u32, name: &str, generation: u32) -> Option<DynamicBackgroundWorker> {
+pub fn start(database: u32, name: &str, generation: u32) -> Option<Started> {
     let arg = u64::from(database) | (u64::from(generation) << 32);
-    BackgroundWorkerBuilder::new(&format!("awa worker {name}"))
+    let builder = BackgroundWorkerBuilder::new(&format!("awa worker {name}"))
         .set_type("awa worker")
         .set_library(LIBRARY)
         .set_function("awa_worker_main")
@@ -77,9 +77,38 @@ pub fn start(database: u32, name: &str, generation: u32) -> Option<DynamicBackgr
         .enable_spi_access()
         .set_start_time(BgWorkerStartTime::RecoveryFinished)
         .set_restart_time(None)
-        .set_notify_pid(this_process().pid)
-        .load_dynamic()
-        .ok()
+        .set_notify_pid(this_process().pid);
+    let mut registration = pg_sys::BackgroundWorker::from(&builder);
+    let mut handle = core::ptr::null_mut();
+    // SAFETY: both live through the call, which copies the registration.
+    let is_registered =
+        unsafe { pg_sys::RegisterDynamicBackgroundWorker(&mut registration, &mut handle) };
+    is_registered.then_some(Started { handle })
+}
+
+/// A worker asked for.
+pub struct Started {
+    handle: *mut pg_sys::BackgroundWorkerHandle,
+}
+
+impl Started {
+    /// Whether it has ended, or could not even be forked.
+    pub fn has_ended(&self) -> bool {
+        let mut pid = 0;
+        // SAFETY: the handle is ours until dropped.
+        let status = unsafe { pg_sys::GetBackgroundWorkerPid(self.handle, &mut pid) };
+        status == pg_sys::BgwHandleStatus::BGWH_STOPPED
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: palloc'd by RegisterDynamicBackgroundWorker in the launcher's
+            // long-lived context, and nobody else's.
+            unsafe { pg_sys::pfree(self.handle.cast()) };
+        }
+    }
 }
 
 /// The first thing a worker does. The handlers come before anything that can wait:
@@ -228,7 +257,8 @@ fn report_activity(activity: Option<&str>) {
 
 /// Sleeps until somebody sets the latch, at most `timeout`; then does what signals
 /// asked for. Ends the process when the postmaster is gone. Outside a transaction.
-pub fn wait(timeout: Option<Duration>) {
+/// Whether the settings were read again.
+pub fn wait(timeout: Option<Duration>) -> bool {
     sleep(timeout.unwrap_or(LONGEST_WAIT));
     // SAFETY: plain flags of the process. A cancel meant for a step that has ended
     // meanwhile must not hit the next one (PostgresMain does the same when idle).
@@ -238,10 +268,12 @@ pub fn wait(timeout: Option<Duration>) {
     pg_sys::check_for_interrupts!();
     // SAFETY: outside a transaction, where files may be re-read.
     unsafe {
-        if pg_sys::ConfigReloadPending != 0 {
+        let is_reload = pg_sys::ConfigReloadPending != 0;
+        if is_reload {
             pg_sys::ConfigReloadPending = 0;
             pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
         }
+        is_reload
     }
 }
 
@@ -347,4 +379,15 @@ pub fn warn(what: &str, error: &Error) {
         report = report.set_hint(hint.clone().into_owned());
     }
     report.report(PgLogLevel::WARNING);
+}
+
+/// An ERROR of the server itself, for tests.
+#[cfg(feature = "debug_points")]
+pub fn raise(message: &str) -> ! {
+    // SAFETY: no such role: raises.
+    unsafe {
+        let name = std::ffi::CString::new(message).unwrap_or_default();
+        pg_sys::get_role_oid(name.as_ptr(), false);
+    }
+    unreachable!("a role is named {message}")
 }

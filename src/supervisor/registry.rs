@@ -184,13 +184,18 @@ impl Registry<'_> {
 
     /// The worker of this generation never came to life.
     pub fn start_failed(&mut self, db: u32, generation: u32, state: State) {
-        if let Some(entry) = self.find(db)
-            && entry.generation == generation
-            && entry.state == State::Starting
-            && entry.pid == 0
+        if self.is_unborn(db, generation)
+            && let Some(entry) = self.find(db)
         {
             entry.state = state;
         }
+    }
+
+    /// Whether the worker of this generation is still to come to life.
+    pub fn is_unborn(&mut self, db: u32, generation: u32) -> bool {
+        self.find(db).is_some_and(|entry| {
+            entry.generation == generation && entry.state == State::Starting && entry.pid == 0
+        })
     }
 
     /// Takes out those that ended and that no session holds.
@@ -423,6 +428,18 @@ mod tests {
             assert_eq!(registry.stop(5), None, "once is enough");
             registry.worker_gone(5, 100);
             assert_eq!(registry.reap().first().map(|e| e.state), Some(State::Left));
+        });
+    }
+
+    #[test]
+    fn a_stillborn_worker_is_a_failure() {
+        with_registry(2, |registry| {
+            let generation = registry.allocate(5).unwrap_or(0);
+            assert!(registry.is_unborn(5, generation));
+            registry.start_failed(5, generation.wrapping_add(1), State::Failed);
+            assert!(registry.reap().is_empty(), "another worker's end");
+            registry.start_failed(5, generation, State::Failed);
+            assert_eq!(registry.reap().first().map(|e| e.state), Some(State::Failed));
         });
     }
 
