@@ -83,7 +83,7 @@ pub fn start(database: u32, name: &str, generation: u32) -> Option<Started> {
     // SAFETY: both live through the call, which copies the registration.
     let is_registered =
         unsafe { pg_sys::RegisterDynamicBackgroundWorker(&mut registration, &mut handle) };
-    is_registered.then_some(Started { handle })
+    is_registered.then(|| Started { handle })
 }
 
 /// A worker asked for.
