@@ -13,6 +13,7 @@ pgrx::pg_module_magic!(name, version);
 
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
+    pg::boundary::note_panics();
     if !pg::shmem::is_preloading() {
         // Loaded by a session alone: no shared memory, so every function says why
         // it cannot work (see pg::shmem::ensure_ready).

@@ -1,10 +1,8 @@
 //! A step that behaves as badly as a test asks it to; in builds for tests only.
 
-use core::time::Duration;
-
 use super::{Context, Step, StepReport};
 use crate::error::{Error, Result, SqlState};
-use crate::pg::{guc, worker};
+use crate::pg::{guc, latch, worker};
 
 pub const STEP: Step = Step { name: "debug", activity: "awa: debug step", run };
 
@@ -12,7 +10,7 @@ fn run(_context: &Context) -> Result<StepReport> {
     match guc::debug_step().as_deref() {
         // Long, but listening.
         Some("nap") => loop {
-            worker::pause(Duration::from_secs(1));
+            latch::wait(1_000);
         },
         Some("error") => {
             return Err(Error::new(SqlState::WRONG_STATE, "the step failed as told")

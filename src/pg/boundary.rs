@@ -9,6 +9,7 @@
 //! * An ERROR of the server is copied whole by an error context callback, which
 //!   `errfinish` (elog.c) runs before it jumps, and thrown again as it was.
 
+use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
 use std::any::Any;
@@ -92,16 +93,23 @@ pub unsafe fn run<T: Copy>(body: impl FnOnce() -> Result<T>) -> T {
 /// For callbacks that must not fail: runs `body` and swallows whatever it throws.
 /// Returns what it threw as text. The interrupt hold-off count, which the server
 /// resets when it raises an ERROR (errfinish, elog.c), is put back, because the
-/// caller (CommitTransaction, for one) is going to count it down.
+/// caller (CommitTransaction, for one) is going to count it down; so is the memory
+/// context.
 pub fn swallow<T>(body: impl FnOnce() -> T) -> core::result::Result<T, String> {
-    // SAFETY: backend-local counters.
-    let (interrupts, cancels) =
-        unsafe { (pg_sys::InterruptHoldoffCount, pg_sys::QueryCancelHoldoffCount) };
+    // SAFETY: backend-local.
+    let (interrupts, cancels, context) = unsafe {
+        (
+            pg_sys::InterruptHoldoffCount,
+            pg_sys::QueryCancelHoldoffCount,
+            pg_sys::CurrentMemoryContext,
+        )
+    };
     catch_unwind(AssertUnwindSafe(body)).map_err(|payload| {
         // SAFETY: as above.
         unsafe {
             pg_sys::InterruptHoldoffCount = interrupts;
             pg_sys::QueryCancelHoldoffCount = cancels;
+            pg_sys::CurrentMemoryContext = context;
         }
         Thrown::of(payload.as_ref()).error.message.into_owned()
     })
@@ -208,11 +216,11 @@ impl Thrown {
         } else if let Some(report) = payload.downcast_ref::<ErrorReport>() {
             Error::new(SqlState::INTERNAL, report.message().to_owned())
         } else if let Some(message) = payload.downcast_ref::<&str>() {
-            Error::internal(*message)
+            of_panic(message)
         } else if let Some(message) = payload.downcast_ref::<String>() {
-            Error::internal(message.clone())
+            of_panic(message)
         } else {
-            Error::internal("unexpected panic")
+            of_panic("unexpected panic")
         };
         Self { error, from_server: false }
     }
@@ -228,6 +236,30 @@ fn of_report(report: &ErrorReportWithLevel) -> Error {
         error = error.hint(hint.to_owned());
     }
     error
+}
+
+fn of_panic(message: &str) -> Error {
+    let error = Error::internal(message.to_owned());
+    match PANIC_PLACE.take() {
+        Some(place) => error.detail(format!("The assertion at {place} failed.")),
+        None => error,
+    }
+}
+
+thread_local! {
+    static PANIC_PLACE: Cell<Option<String>> = const { Cell::new(None) };
+}
+
+/// Remembers where a panic came from, beside what pgrx's hook does. To be called once,
+/// when the library is loaded.
+pub fn note_panics() {
+    let previous = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if !info.payload().is::<CaughtError>() {
+            PANIC_PLACE.set(info.location().map(ToString::to_string));
+        }
+        previous(info);
+    }));
 }
 
 /// MAKE_SQLSTATE (elog.h): six bits a character.

@@ -92,14 +92,14 @@ pub struct Call {
 
 impl Call {
     /// How many arguments the declaration has.
-    pub fn len(&self) -> usize {
+    pub fn arg_count(&self) -> usize {
         // SAFETY: set by the function manager.
         usize::try_from(unsafe { (*self.fcinfo).nargs }).unwrap_or(0)
     }
 
     /// The datum as it came: possibly toasted, good for passing through.
     pub fn raw(&self, i: usize) -> Option<Datum> {
-        if i >= self.len() {
+        if i >= self.arg_count() {
             return None;
         }
         // SAFETY: within `nargs`.

@@ -1,134 +1,294 @@
-//! Looks into the system catalogs, without SQL.
+//! The oids of the extension's objects, cached in the backend.
+//!
+//! The schema `awa` is a member of the extension, made and dropped with it, so the
+//! system cache of schemas tells when the extension has changed: pg_extension itself
+//! sends no invalidations. Only flags and cells are touched in the callbacks.
 
-use core::ffi::{CStr, c_char, c_int};
+use core::cell::{Cell, RefCell};
+use core::ffi::{CStr, c_int};
+use core::ptr;
+use std::collections::HashMap;
+use std::ffi::CString;
 
 use pgrx::pg_sys;
 
-use super::compat;
+use super::datum::Datum;
+use crate::error::{Error, Result, SqlState};
 
-/// `datconnlimit` of a database whose DROP was interrupted (pg_database.h).
-const INVALID_DATABASE: i32 = -2;
+pub const SEGMENTS: u8 = 16;
 
-pub struct Database {
-    pub oid: u32,
-    pub name: String,
-    /// Neither a template, nor closed to connections, nor half dropped.
-    pub is_open: bool,
+const NAME: &CStr = c"awa";
+
+/// The three leaves of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaf {
+    Ready,
+    Claims,
+    Closures,
 }
 
-/// All databases. Needs a transaction, and no connection to any of them: this is how
-/// the autovacuum launcher reads them (get_database_list, autovacuum.c).
-pub fn databases() -> Vec<Database> {
-    let mut found = Vec::new();
-    // SAFETY: pg_database can be opened without a database; the tuples are copied
-    // before the scan moves on. An error leaves the cleaning to the transaction.
+impl Leaf {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready_entries",
+            Self::Claims => "lease_claim_batches",
+            Self::Closures => "lease_claim_closures",
+        }
+    }
+}
+
+/// The two indexes of a ready leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeafIndex {
+    Position,
+    JobId,
+}
+
+#[derive(Clone, Copy)]
+struct Extension {
+    oid: u32,
+    owner: u32,
+    schema: u32,
+}
+
+const KINDS: usize = 5;
+
+struct Cache {
+    is_registered: Cell<bool>,
+    /// Cleared by an invalidation; what is below is read again then.
+    is_current: Cell<bool>,
+    extension: Cell<Option<Extension>>,
+    /// Three leaves and two indexes of each segment; 0 is not known.
+    leaves: [[Cell<u32>; SEGMENTS as usize]; KINDS],
+    others: RefCell<HashMap<&'static str, u32>>,
+}
+
+thread_local! {
+    static CACHE: Cache = Cache {
+        is_registered: Cell::new(false),
+        is_current: Cell::new(false),
+        extension: Cell::new(None),
+        leaves: [const { [const { Cell::new(0) }; SEGMENTS as usize] }; KINDS],
+        others: RefCell::new(HashMap::new()),
+    };
+}
+
+impl Cache {
+    fn extension(&self) -> Option<Extension> {
+        if !self.is_current.get() {
+            self.reload();
+        }
+        self.extension.get()
+    }
+
+    fn reload(&self) {
+        if !self.is_registered.replace(true) {
+            // SAFETY: both callbacks only touch this cache. Registered once: the
+            // server has room for few (inval.c).
+            unsafe {
+                pg_sys::CacheRegisterSyscacheCallback(
+                    pg_sys::SysCacheIdentifier::NAMESPACEOID as c_int,
+                    Some(on_schema_change),
+                    Datum::null(),
+                );
+                pg_sys::CacheRegisterRelcacheCallback(Some(on_relation_change), Datum::null());
+            }
+        }
+        // Before reading: an invalidation may arrive while we do.
+        self.is_current.set(true);
+        let found = read_extension();
+        if found.map(|e| (e.oid, e.schema)) != self.extension.get().map(|e| (e.oid, e.schema)) {
+            self.forget_relations();
+        }
+        self.extension.set(found);
+    }
+
+    fn forget_relations(&self) {
+        self.leaves.iter().flatten().for_each(|oid| oid.set(0));
+        match self.others.try_borrow_mut() {
+            Ok(mut others) => others.clear(),
+            Err(_) => self.is_current.set(false),
+        }
+    }
+
+    fn forget(&self, relation: u32) {
+        self.leaves.iter().flatten().filter(|oid| oid.get() == relation).for_each(|oid| oid.set(0));
+        match self.others.try_borrow_mut() {
+            Ok(mut others) => others.retain(|_, oid| *oid != relation),
+            Err(_) => self.is_current.set(false),
+        }
+    }
+
+    fn leaf(&self, kind: usize, segment: u8, name: impl FnOnce() -> String) -> Result<u32> {
+        let extension = self.extension().ok_or_else(absent)?;
+        let Some(known) = self.leaves.get(kind).and_then(|kind| kind.get(usize::from(segment)))
+        else {
+            return Err(Error::internal(format!("segment {segment} is out of range")));
+        };
+        if known.get() == 0 {
+            known.set(look_up(&name(), extension)?);
+        }
+        Ok(known.get())
+    }
+}
+
+unsafe extern "C-unwind" fn on_schema_change(_: Datum, _: c_int, _: u32) {
+    // The cache is gone when the process is past its thread's end.
+    let _ = CACHE.try_with(|cache| cache.is_current.set(false));
+}
+
+unsafe extern "C-unwind" fn on_relation_change(_: Datum, relation: pg_sys::Oid) {
+    let _ = CACHE.try_with(|cache| {
+        if relation == pg_sys::InvalidOid {
+            cache.forget_relations();
+            cache.is_current.set(false);
+        } else {
+            cache.forget(relation.into());
+        }
+    });
+}
+
+/// The oid of the extension in this database.
+pub fn extension_oid() -> Option<u32> {
+    CACHE.with(Cache::extension).map(|extension| extension.oid)
+}
+
+/// Its owner, whom `spi::as_owner` becomes.
+pub fn extension_owner() -> Result<u32> {
+    CACHE.with(Cache::extension).map(|extension| extension.owner).ok_or_else(absent)
+}
+
+/// A leaf of a segment.
+pub fn leaf(leaf: Leaf, segment: u8) -> Result<u32> {
+    CACHE.with(|cache| cache.leaf(leaf as usize, segment, || format!("{}_{segment}", leaf.name())))
+}
+
+/// An index of a segment's ready leaf.
+pub fn leaf_index(index: LeafIndex, segment: u8) -> Result<u32> {
+    let (kind, column) = match index {
+        LeafIndex::Position => (3, "position"),
+        LeafIndex::JobId => (4, "job_id"),
+    };
+    CACHE.with(|cache| cache.leaf(kind, segment, || format!("ready_entries_{segment}_{column}")))
+}
+
+/// Any other table, index or sequence of the schema, by name.
+pub fn relation(name: &'static str) -> Result<u32> {
+    CACHE.with(|cache| {
+        let extension = cache.extension().ok_or_else(absent)?;
+        if let Some(oid) = cache.others.borrow().get(name) {
+            return Ok(*oid);
+        }
+        let oid = look_up(name, extension)?;
+        cache.others.borrow_mut().insert(name, oid);
+        Ok(oid)
+    })
+}
+
+/// The enum type awa.job_state.
+pub fn job_state_type() -> Result<u32> {
+    let extension = CACHE.with(Cache::extension).ok_or_else(absent)?;
+    // SAFETY: looks in the system cache by name and schema.
+    let oid: u32 = unsafe {
+        pg_sys::GetSysCacheOid(
+            pg_sys::SysCacheIdentifier::TYPENAMENSP as c_int,
+            pg_sys::Anum_pg_type_oid as i16,
+            Datum::from(c"job_state".as_ptr()),
+            Datum::from(extension.schema),
+            Datum::null(),
+            Datum::null(),
+        )
+    }
+    .into();
+    if oid == 0 { Err(missing("type", "job_state")) } else { Ok(oid) }
+}
+
+/// A value of awa.job_state.
+pub fn job_state(label: &str) -> Result<Datum> {
+    let type_oid = job_state_type()?;
+    let name = c_string(label)?;
+    // SAFETY: looks in the system cache by type and label.
+    let oid: u32 = unsafe {
+        pg_sys::GetSysCacheOid(
+            pg_sys::SysCacheIdentifier::ENUMTYPOIDNAME as c_int,
+            pg_sys::Anum_pg_enum_oid as i16,
+            Datum::from(type_oid),
+            Datum::from(name.as_ptr()),
+            Datum::null(),
+            Datum::null(),
+        )
+    }
+    .into();
+    if oid == 0 { Err(missing("job state", label)) } else { Ok(Datum::from(oid)) }
+}
+
+/// The label of a value of awa.job_state (or of any enum).
+pub fn enum_label(value: Datum) -> Option<String> {
+    // SAFETY: a tuple of the system cache is a pg_enum row, released after use.
     unsafe {
-        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
-        let relation = pg_sys::table_open(pg_sys::DatabaseRelationId, lock);
-        let scan = pg_sys::table_beginscan_catalog(relation, 0, core::ptr::null_mut());
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::ENUMOID as c_int, value);
+        if tuple.is_null() {
+            return None;
+        }
+        let row: pg_sys::Form_pg_enum = pg_sys::GETSTRUCT(tuple).cast();
+        let label = CStr::from_ptr((*row).enumlabel.data.as_ptr()).to_string_lossy().into_owned();
+        pg_sys::ReleaseSysCache(tuple);
+        Some(label)
+    }
+}
+
+fn read_extension() -> Option<Extension> {
+    // SAFETY: a scan of pg_extension, which is a page; a row starts with its struct.
+    let (oid, owner) = unsafe {
+        let lock = pg_sys::AccessShareLock as c_int;
+        let relation = pg_sys::table_open(pg_sys::ExtensionRelationId, lock);
+        let scan = pg_sys::systable_beginscan(
+            relation,
+            pg_sys::InvalidOid,
+            false,
+            ptr::null_mut(),
+            0,
+            ptr::null_mut(),
+        );
+        let mut found = None;
         loop {
-            let tuple = pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
+            let tuple = pg_sys::systable_getnext(scan);
             if tuple.is_null() {
                 break;
             }
-            let row: *const pg_sys::FormData_pg_database = pg_sys::GETSTRUCT(tuple).cast();
-            found.push(Database {
-                oid: (*row).oid.to_u32(),
-                name: CStr::from_ptr((*row).datname.data.as_ptr()).to_string_lossy().into_owned(),
-                is_open: !(*row).datistemplate
-                    && (*row).datallowconn
-                    && (*row).datconnlimit != INVALID_DATABASE,
-            });
+            let row: *mut pg_sys::FormData_pg_extension = pg_sys::GETSTRUCT(tuple).cast();
+            if CStr::from_ptr((*row).extname.data.as_ptr()) == NAME {
+                found = Some(((*row).oid.into(), (*row).extowner.into()));
+                break;
+            }
         }
-        pg_sys::table_endscan(scan);
+        pg_sys::systable_endscan(scan);
         pg_sys::table_close(relation, lock);
-    }
-    found
+        found
+    }?;
+    // SAFETY: looks in the system cache.
+    let schema: u32 = unsafe { pg_sys::get_namespace_oid(NAME.as_ptr(), true) }.into();
+    (schema != 0).then_some(Extension { oid, owner, schema })
 }
 
-/// The extension's OID in this database.
-pub fn extension() -> Option<u32> {
-    // SAFETY: a catalog look-up in a transaction.
-    oid(unsafe { pg_sys::get_extension_oid(c"awa".as_ptr(), true) })
+fn look_up(name: &str, extension: Extension) -> Result<u32> {
+    let c_name = c_string(name)?;
+    // SAFETY: looks in the system cache.
+    let oid: u32 =
+        unsafe { pg_sys::get_relname_relid(c_name.as_ptr(), extension.schema.into()) }.into();
+    if oid == 0 { Err(missing("relation", name)) } else { Ok(oid) }
 }
 
-/// Whether `extension` is ours. It may be on its way out, but must be visible.
-pub fn is_ours(extension: u32) -> bool {
-    // SAFETY: as above; the name, if any, is a palloc'd C string.
-    unsafe {
-        let name = pg_sys::get_extension_name(pg_sys::Oid::from(extension));
-        !name.is_null() && CStr::from_ptr(name) == c"awa"
-    }
+fn c_string(name: &str) -> Result<CString> {
+    CString::new(name).map_err(|_| Error::invalid("name must not contain a null character"))
 }
 
-/// Locks the extension against being dropped until the transaction ends. False:
-/// somebody is dropping it.
-pub fn try_lock_extension(extension: u32) -> bool {
-    // SAFETY: takes a lock of the lock manager, or does not.
-    unsafe {
-        pg_sys::ConditionalLockDatabaseObject(
-            pg_sys::ExtensionRelationId,
-            pg_sys::Oid::from(extension),
-            0,
-            pg_sys::AccessShareLock as pg_sys::LOCKMODE,
-        )
-    }
+fn absent() -> Error {
+    Error::new(SqlState::WRONG_STATE, "extension \"awa\" is not installed in this database")
+        .hint("Run CREATE EXTENSION awa.")
 }
 
-pub fn database_exists(database: u32) -> bool {
-    // SAFETY: a look-up in the catalog cache, released at once.
-    unsafe {
-        let key = pg_sys::Datum::from(pg_sys::Oid::from(database));
-        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::DATABASEOID as c_int, key);
-        if tuple.is_null() {
-            return false;
-        }
-        pg_sys::ReleaseSysCache(tuple);
-        true
-    }
-}
-
-/// # Safety
-/// `name` is a C string.
-pub(super) unsafe fn database_named(name: *const c_char) -> Option<u32> {
-    // SAFETY: the caller vouches for the name.
-    oid(unsafe { pg_sys::get_database_oid(name, true) })
-}
-
-/// Whether the current role owns the database (a superuser owns everything).
-pub fn owns_database(database: u32) -> bool {
-    compat::owns_database(pg_sys::Oid::from(database))
-}
-
-pub fn owns_extension(extension: u32) -> bool {
-    compat::owns_extension(pg_sys::Oid::from(extension))
-}
-
-/// have_createdb_privilege (dbcommands.c), which is static.
-pub fn may_create_database() -> bool {
-    // SAFETY: a look-up in the catalog cache, released at once.
-    unsafe {
-        if pg_sys::superuser() {
-            return true;
-        }
-        let key = pg_sys::Datum::from(pg_sys::GetUserId());
-        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::AUTHOID as c_int, key);
-        if tuple.is_null() {
-            return false;
-        }
-        let row: *const pg_sys::FormData_pg_authid = pg_sys::GETSTRUCT(tuple).cast();
-        let may = (*row).rolcreatedb;
-        pg_sys::ReleaseSysCache(tuple);
-        may
-    }
-}
-
-/// The database of this session; 0 without one.
-pub fn this_database() -> u32 {
-    // SAFETY: a plain variable of the backend.
-    unsafe { pg_sys::MyDatabaseId }.to_u32()
-}
-
-fn oid(oid: pg_sys::Oid) -> Option<u32> {
-    (oid != pg_sys::InvalidOid).then(|| oid.to_u32())
+fn missing(kind: &str, name: &str) -> Error {
+    Error::new(SqlState::WRONG_STATE, format!("{kind} \"awa.{name}\" does not exist"))
+        .hint("Run ALTER EXTENSION awa UPDATE.")
 }

@@ -35,20 +35,6 @@ pub unsafe fn on_signal(signal: c_int, handler: SignalHandler) {
     };
 }
 
-/// This process's place in the array of processes.
-pub fn this_process_number() -> i32 {
-    // SAFETY: MyProc is set before any code of ours runs in a process that has one.
-    #[cfg(any(feature = "pg15", feature = "pg16"))]
-    unsafe {
-        (*pg_sys::MyProc).pgprocno
-    }
-    // SAFETY: a plain variable.
-    #[cfg(any(feature = "pg17", feature = "pg18"))]
-    unsafe {
-        pg_sys::MyProcNumber
-    }
-}
-
 pub fn owns_database(database: pg_sys::Oid) -> bool {
     // SAFETY: a look-up in the catalog cache.
     #[cfg(feature = "pg15")]
@@ -136,5 +122,33 @@ pub unsafe fn truncate(relations: *mut pg_sys::List, oids: *mut pg_sys::List) {
         pg_sys::ExecuteTruncateGuts(relations, oids, none, restrict, false);
         #[cfg(not(feature = "pg15"))]
         pg_sys::ExecuteTruncateGuts(relations, oids, none, restrict, false, false);
+    }
+}
+
+/// Our place in ProcGlobal->allProcs.
+pub fn my_proc_number() -> u32 {
+    // SAFETY: set when the process got its PGPROC.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        let number = (*pg_sys::MyProc).pgprocno;
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        let number = pg_sys::MyProcNumber;
+        u32::try_from(number).unwrap_or(u32::MAX)
+    }
+}
+
+/// What pg_stat_activity shows while we wait: a name of our own from 17.
+pub fn wait_event() -> u32 {
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    return pg_sys::PG_WAIT_EXTENSION;
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+    {
+        use core::cell::Cell;
+        thread_local! { static EVENT: Cell<u32> = const { Cell::new(0) } }
+        if EVENT.get() == 0 {
+            // SAFETY: takes a lock and a place in a shared table, once a backend.
+            EVENT.set(unsafe { pg_sys::WaitEventExtensionNew(c"AwaWait".as_ptr()) });
+        }
+        EVENT.get()
     }
 }

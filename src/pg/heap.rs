@@ -134,8 +134,6 @@ impl Table {
         let mut rows = rows.into_iter().peekable();
         let mut tids = Vec::with_capacity(rows.size_hint().0);
         self.with_writer(|writer| {
-            // Keeps the page pinned and extends the file in larger steps, like COPY.
-            let bulk = BulkInsert::begin();
             let mut scratch = memory::Scratch::new();
             while rows.peek().is_some() {
                 let mut count = 0;
@@ -155,7 +153,7 @@ impl Table {
                             count as c_int,
                             pg_sys::GetCurrentCommandId(true),
                             0,
-                            bulk.state,
+                            ptr::null_mut(),
                         );
                     }
                     writer.indexes.insert(self.relation, slots)?;
@@ -165,7 +163,6 @@ impl Table {
                     Ok(())
                 })?;
             }
-            bulk.end();
             Ok(())
         })?;
         Ok(tids)
@@ -309,23 +306,6 @@ impl Writer {
     fn close(self) {
         self.indexes.close();
         memory::delete(self.context);
-    }
-}
-
-struct BulkInsert {
-    state: pg_sys::BulkInsertState,
-}
-
-impl BulkInsert {
-    fn begin() -> Self {
-        // SAFETY: allocates in the current context.
-        Self { state: unsafe { pg_sys::GetBulkInsertState() } }
-    }
-
-    /// Not in Drop: after an error the resource owner drops the pin.
-    fn end(self) {
-        // SAFETY: ours; freed once.
-        unsafe { pg_sys::FreeBulkInsertState(self.state) }
     }
 }
 

@@ -9,7 +9,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 
 use pgrx::pg_sys;
 
-use super::{boundary, catalog};
+use super::{boundary, database};
 use crate::error::Result;
 use crate::supervisor::ddl::{self, ObjectEvent, Statement};
 
@@ -167,7 +167,7 @@ unsafe fn statement(node: *mut pg_sys::Node) -> Result<Option<Statement>> {
                     .filter(|&element| !(*element).arg.is_null())
                     .map_or(c"template1".as_ptr(), |element| pg_sys::defGetString(element));
                 owned(template)
-                    .filter(|_| catalog::may_create_database())
+                    .filter(|_| database::may_create_database())
                     .map(Statement::CopyDatabase)
             }
             T_AlterDatabaseStmt => {
@@ -189,8 +189,8 @@ unsafe fn statement(node: *mut pg_sys::Node) -> Result<Option<Statement>> {
                 if (*stmt).removeType == pg_sys::ObjectType::OBJECT_EXTENSION
                     && names_us((*stmt).objects)
                 {
-                    catalog::extension()
-                        .filter(|&extension| catalog::owns_extension(extension))
+                    database::extension()
+                        .filter(|&extension| database::owns_extension(extension))
                         .map(|_| Statement::DropExtension)
                 } else {
                     None
@@ -205,8 +205,8 @@ unsafe fn statement(node: *mut pg_sys::Node) -> Result<Option<Statement>> {
 /// `name` is a C string.
 unsafe fn owned(name: *const c_char) -> Option<u32> {
     // SAFETY: the caller vouches for the name.
-    let database = unsafe { catalog::database_named(name) }?;
-    catalog::owns_database(database).then_some(database)
+    let database = unsafe { database::database_named(name) }?;
+    database::owns_database(database).then_some(database)
 }
 
 /// # Safety

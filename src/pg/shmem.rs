@@ -91,6 +91,8 @@ extern "C-unwind" fn on_request() {
             pg_sys::ffi::pg_guard_ffi_boundary(|| previous());
         }
         pg_sys::RequestAddinShmemSpace(SIZE.load(Ordering::Relaxed));
+        #[cfg(feature = "debug_points")]
+        super::debug_point::request();
         pg_sys::RequestNamedLWLockTranche(NAME.as_ptr(), LOCKS.load(Ordering::Relaxed) as c_int);
     }
 }
@@ -118,6 +120,8 @@ extern "C-unwind" fn on_startup() {
             }
         }
         BASE.store(block, Ordering::Relaxed);
+        #[cfg(feature = "debug_points")]
+        super::debug_point::attach();
         pg_sys::LWLockRelease(lock);
     }
 }

@@ -11,7 +11,7 @@ use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
-use super::{boundary, compat};
+use super::{boundary, compat, latch};
 use crate::error::{Error, Result};
 use crate::supervisor::registry::Process;
 
@@ -277,12 +277,6 @@ pub fn wait(timeout: Option<Duration>) -> bool {
     }
 }
 
-/// A short sleep of a session in the middle of a statement.
-pub fn pause(timeout: Duration) {
-    sleep(timeout);
-    pg_sys::check_for_interrupts!();
-}
-
 fn sleep(timeout: Duration) {
     let millis = timeout.min(LONGEST_WAIT).as_nanos().div_ceil(1_000_000);
     // SAFETY: our own latch.
@@ -291,7 +285,7 @@ fn sleep(timeout: Duration) {
             pg_sys::MyLatch,
             (pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH) as c_int,
             millis as c_long,
-            pg_sys::PG_WAIT_EXTENSION,
+            compat::wait_event(),
         );
         pg_sys::ResetLatch(pg_sys::MyLatch);
     }
@@ -319,17 +313,13 @@ pub fn at_exit(arg: u32, tell: fn(u32)) {
 }
 
 pub fn this_process() -> Process {
-    // SAFETY: plain variables of the process, set before any of our code runs.
-    Process { pid: unsafe { pg_sys::MyProcPid }, number: compat::this_process_number() }
+    Process { pid: latch::my_pid(), number: latch::my_proc_number() }
 }
 
 /// Sets the latch of a process. One that has ended meanwhile: whoever has its place
 /// now looks up once for nothing.
 pub fn wake(process: Process) {
-    if process.number >= 0 {
-        // SAFETY: numbers come from live processes, so they are in range.
-        unsafe { pg_sys::ProcSendSignal(process.number) };
-    }
+    latch::set_latch_of(process.number);
 }
 
 /// Under the registry's lock, so that the pid cannot be anybody else's.

@@ -10,13 +10,13 @@ use std::time::Instant;
 
 use super::{callbacks, wake_launcher, wake_worker_of};
 use crate::error::Result;
-use crate::pg::{catalog, registry, worker};
+use crate::pg::{database, latch, registry, worker};
 
 /// How long a worker gets to leave: as long as the server itself waits for other
 /// sessions (CountOtherDBBackends, procarray.c). It reports what is left then.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const LOOK_EVERY: u64 = 5; // ms
 
 #[derive(Clone, Copy, Debug)]
 pub enum ObjectEvent {
@@ -65,14 +65,14 @@ pub fn on_object(event: ObjectEvent) -> Result<()> {
     match event {
         ObjectEvent::ExtensionMade => note(|pending| pending.extension_made = true),
         ObjectEvent::ExtensionDropped(extension) => {
-            if catalog::is_ours(extension) {
+            if database::is_ours(extension) {
                 note(|pending| pending.extension_dropped = Some(extension));
             }
         }
         ObjectEvent::DatabaseChanged => note(|pending| pending.database_changed = true),
         ObjectEvent::DatabaseDropped(database) => {
             // Dropping the current database is refused right after this.
-            if database != catalog::this_database() {
+            if database != database::this_database() {
                 note(|pending| pending.database_dropped = Some(database));
                 send_away(database);
             }
@@ -85,9 +85,9 @@ pub fn before(statement: Statement) -> Result<()> {
     match statement {
         Statement::CopyDatabase(database) => send_away(database),
         // The current database can be neither renamed nor moved.
-        Statement::MoveDatabase(database) if database == catalog::this_database() => {}
+        Statement::MoveDatabase(database) if database == database::this_database() => {}
         Statement::MoveDatabase(database) => send_away(database),
-        Statement::DropExtension => cancel_step(catalog::this_database()),
+        Statement::DropExtension => cancel_step(database::this_database()),
     }
     Ok(())
 }
@@ -100,8 +100,8 @@ pub fn before_commit() {
     if !made && dropped.is_none() && database.is_none() {
         return;
     }
-    let now = if made || dropped.is_some() { catalog::extension() } else { None };
-    let database = database.filter(|&database| !catalog::database_exists(database));
+    let now = if made || dropped.is_some() { database::extension() } else { None };
+    let database = database.filter(|&database| !database::database_exists(database));
     PENDING.with_borrow_mut(|pending| {
         pending.extension_made = made && now.is_some();
         pending.extension_dropped = dropped.filter(|&extension| now != Some(extension));
@@ -111,7 +111,7 @@ pub fn before_commit() {
 
 pub fn committed() {
     let pending = take();
-    let here = catalog::this_database();
+    let here = database::this_database();
     if let Some(extension) = pending.extension_dropped {
         if let Some(callbacks) = callbacks() {
             (callbacks.on_drop_extension)(here, extension);
@@ -158,7 +158,7 @@ pub fn after_commit_prepared(gid: &CStr, committed: bool) {
         (callbacks.after_commit_prepared)(gid, committed);
     }
     if committed && registry::with(|registry| registry.has_prepared()) == Some(true) {
-        let here = catalog::this_database();
+        let here = database::this_database();
         registry::with(|registry| registry.request(here));
         wake_worker_of(here);
         wake_launcher();
@@ -194,7 +194,7 @@ fn send_away(database: u32) {
     while registry::with(|registry| registry.worker(database)).flatten().is_some()
         && Instant::now() < patience_ends
     {
-        worker::pause(LOOK_EVERY);
+        latch::wait(LOOK_EVERY);
     }
 }
 

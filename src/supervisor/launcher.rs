@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::registry::{Ended, State};
 use super::{backoff, callbacks};
 use crate::error::{Error, Result, SqlState};
-use crate::pg::catalog::{self, Database};
+use crate::pg::database::{self, Database};
 use crate::pg::worker::Started;
 use crate::pg::{guc, registry, worker};
 
@@ -231,7 +231,7 @@ impl Launcher {
 }
 
 fn list_databases() -> Result<Vec<Database>> {
-    worker::in_transaction("awa: list the databases", || Ok(catalog::databases()))
+    worker::in_transaction("awa: list the databases", || Ok(database::databases()))
 }
 
 /// Ends the workers of databases that became templates or closed.

@@ -41,7 +41,7 @@ fn callbacks() -> Option<&'static Callbacks> {
 
 /// Tells this database's worker that something is due sooner than it knows.
 pub fn wake_worker() {
-    wake_worker_of(pg::catalog::this_database());
+    wake_worker_of(pg::database::this_database());
 }
 
 fn wake_worker_of(database: u32) {

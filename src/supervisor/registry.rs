@@ -13,7 +13,7 @@ pub const PROBES: usize = 4;
 const REQUESTS: usize = 32;
 
 /// No process has this number.
-const NOBODY: i32 = -1;
+const NOBODY: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -45,14 +45,14 @@ impl State {
 pub struct Process {
     pub pid: i32,
     /// Its number in the array of processes, for its latch.
-    pub number: i32,
+    pub number: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Header {
     launcher_pid: i32,
-    launcher_number: i32,
+    launcher_number: u32,
     generation: u32,
     request_count: u32,
     requests: [u32; REQUESTS],
@@ -69,7 +69,7 @@ pub struct Entry {
     /// Tells the worker the launcher means from a late one of an earlier start.
     pub generation: u32,
     pub pid: i32,
-    number: i32,
+    number: u32,
     /// Sessions that need the database without a worker.
     pub holds: u32,
     /// When the worker connected, in microseconds of the server's clock.

@@ -8,7 +8,7 @@ use super::registry::State;
 use super::wake_launcher;
 use crate::error::Result;
 use crate::maintenance::{Context, Outcome, Schedule};
-use crate::pg::{catalog, guc, registry, worker};
+use crate::pg::{database, guc, registry, worker};
 
 /// While somebody may be dropping the extension, whose lock we do not queue for.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
@@ -38,7 +38,7 @@ pub fn run(database: u32, generation: u32) {
 
 /// How it ended, when in order.
 fn serve(database: u32, pid: i32) -> State {
-    let look = worker::in_transaction("awa: look for the extension", || Ok(catalog::extension()));
+    let look = worker::in_transaction("awa: look for the extension", || Ok(database::extension()));
     let extension = match look {
         Ok(Some(extension)) => extension,
         Ok(None) => return State::Absent,
@@ -104,10 +104,10 @@ enum Presence {
 
 /// In a transaction: holds the extension there until its end, without ever waiting.
 fn look(context: &Context) -> Result<Presence> {
-    if !catalog::try_lock_extension(context.extension) {
+    if !database::try_lock_extension(context.extension) {
         return Ok(Presence::Busy);
     }
-    Ok(match catalog::extension() {
+    Ok(match database::extension() {
         Some(extension) if extension == context.extension => Presence::Here,
         Some(_) => Presence::Replaced,
         None => Presence::Gone,
