@@ -214,6 +214,22 @@ def test_a_plain_owner_can_drop_the_database(cluster, base, admin, how):
         admin.execute("DROP ROLE plain")
 
 
+def test_a_forced_drop_by_a_plain_owner_wins_every_race(cluster, admin):
+    """A worker that is just starting, connecting or leaving must not be in the way."""
+    admin.execute("CREATE ROLE hasty LOGIN")
+    try:
+        with cluster.connect(user="hasty") as hasty:
+            for round in range(20):
+                admin.execute("CREATE DATABASE hasty OWNER hasty")
+                with cluster.connect("hasty") as conn:
+                    conn.execute("CREATE EXTENSION awa")
+                time.sleep(round * 0.002)
+                hasty.execute("DROP DATABASE hasty WITH (FORCE)")
+    finally:
+        admin.execute("DROP DATABASE IF EXISTS hasty")
+        admin.execute("DROP ROLE hasty")
+
+
 def test_others_disturb_nothing(cluster, base, admin):
     before = worker(cluster, base.name)
     admin.execute("CREATE ROLE stranger LOGIN CREATEDB")
@@ -274,8 +290,10 @@ def test_a_database_can_be_copied(cluster, base, admin):
     assert timed(admin.execute, f"CREATE DATABASE copy TEMPLATE {base.name}") < 4
     wait_worker(cluster, base.name, 1)
     wait_worker(cluster, "copy", 1)
-    # Also by one who is connected to it.
     admin.execute("DROP DATABASE copy")
+    admin.execute("CREATE DATABASE copy TEMPLATE DEFAULT")
+    admin.execute("DROP DATABASE copy")
+    # Also by one who is connected to it.
     base.connect().execute(f"CREATE DATABASE copy TEMPLATE {base.name}")
     wait_worker(cluster, base.name, 1)
     admin.execute("DROP DATABASE copy")
@@ -392,6 +410,73 @@ def test_the_workers_come_with_the_server(own_server, own_base):
     own_server.start()
 
 
+# Steps that misbehave (awa.debug_step is in builds for tests only)
+
+
+@pytest.fixture
+def misbehave(cluster, base):
+    def set_step(how):
+        size = len(cluster.log())
+        cluster.reload(awa__debug_step=how)
+        return size
+
+    yield set_step
+    cluster.reload(awa__debug_step=None)
+
+
+def in_step(server, dbname):
+    """The worker's pid, once it is inside the debug step."""
+
+    def pid():
+        with server.connect() as conn:
+            found = conn.column(WORKER + " AND query = 'awa: debug step' AND state = 'active'",
+                                dbname)
+        return found and found[0]
+
+    return wait_until(pid, 5, what="the worker in its step")
+
+
+@pytest.mark.parametrize(
+    "how, says",
+    [
+        ("error", "the step failed as told"),
+        ("raise", 'role "the server failed as told" does not exist'),
+        ("panic", "the step panicked as told"),
+    ],
+)
+def test_a_failing_step_is_reported_and_survived(cluster, base, misbehave, how, says):
+    before = worker(cluster, base.name)
+    size = misbehave(how)
+    cluster.wait_log(f'awa maintenance step "debug" failed: {says}', 5, size)
+    # Once more after a pause, and not in between.
+    time.sleep(1.5)
+    assert cluster.log()[size:].count(says) == 2
+    assert worker(cluster, base.name) == before
+    with cluster.connect() as conn:
+        assert conn.value("SELECT state FROM pg_stat_activity WHERE pid = %s", before) == "idle"
+
+
+def test_drop_extension_does_not_wait_for_a_long_step(cluster, base, misbehave):
+    misbehave("nap")
+    in_step(cluster, base.name)
+    conn = base.connect()
+    assert timed(conn.execute, "DROP EXTENSION awa") < 1
+    wait_no_worker(cluster, base.name, 2)
+
+
+@pytest.mark.parametrize("how", ["", " WITH (FORCE)"])
+def test_drop_database_does_not_wait_for_a_long_step(cluster, base, admin, misbehave, how):
+    misbehave("nap")
+    in_step(cluster, base.name)
+    assert timed(admin.execute, f"DROP DATABASE {base.name}{how}") < 2
+
+
+def test_a_fast_shutdown_does_not_wait_for_a_long_step(own_server, own_base):
+    own_server.reload(awa__debug_step="nap")
+    in_step(own_server, own_base.name)
+    assert timed(own_server.stop) < 5
+
+
 # Settings
 
 
@@ -435,7 +520,7 @@ def test_settings_have_the_documented_defaults_and_limits(new_server):
     with server.connect() as conn:
         found = conn.rows(
             "SELECT name, current_setting(name), context, min_val FROM pg_settings"
-            " WHERE name LIKE 'awa.%'"
+            " WHERE name LIKE 'awa.%' AND name <> 'awa.debug_step'"
         )
         assert {name: tuple(rest) for name, *rest in found} == documented
         conn.execute("SET awa.claim_wait_max = '5s'")

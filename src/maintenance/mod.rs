@@ -6,6 +6,9 @@
 //! not affected.
 #![deny(unsafe_code)]
 
+#[cfg(feature = "debug_points")]
+mod debug;
+
 use core::time::Duration;
 use std::time::Instant;
 
@@ -35,7 +38,10 @@ pub struct Step {
 }
 
 /// All steps, in the order in which they run when several are due.
-pub static STEPS: &[Step] = &[];
+pub static STEPS: &[Step] = &[
+    #[cfg(feature = "debug_points")]
+    debug::STEP,
+];
 
 /// How a run of a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,7 +143,6 @@ mod tests {
         let now = Cell::new(start);
         let mut schedule = Schedule::new(TWO);
         let sleep = schedule.tick(
-            &CONTEXT,
             || now.get(),
             |step| match step.name {
                 "a" => Outcome::Failed,
@@ -148,7 +153,6 @@ mod tests {
         now.set(start + Duration::from_millis(200));
         let mut ran = Vec::new();
         schedule.tick(
-            &CONTEXT,
             || now.get(),
             |step| {
                 ran.push(step.name);
@@ -159,7 +163,6 @@ mod tests {
         now.set(start + FIRST_PAUSE);
         let mut ran = Vec::new();
         let sleep = schedule.tick(
-            &CONTEXT,
             || now.get(),
             |step| {
                 ran.push(step.name);
@@ -175,7 +178,6 @@ mod tests {
         let now = Instant::now();
         let mut schedule = Schedule::new(TWO);
         schedule.tick(
-            &CONTEXT,
             || now,
             |step| match step.name {
                 "a" => Outcome::Failed,
@@ -185,7 +187,6 @@ mod tests {
         schedule.wake();
         let mut ran = Vec::new();
         schedule.tick(
-            &CONTEXT,
             || now,
             |step| {
                 ran.push(step.name);

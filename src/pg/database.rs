@@ -1,4 +1,4 @@
-//! Looks into the system catalogs, without SQL.
+//! Databases, and the extension in this one, as the catalogs have them now.
 
 use core::ffi::{CStr, c_char, c_int};
 
@@ -46,7 +46,8 @@ pub fn databases() -> Vec<Database> {
     found
 }
 
-/// The extension's OID in this database.
+/// The extension's OID in this database, looked up, not cached: for deciding whether
+/// it is (still) there.
 pub fn extension() -> Option<u32> {
     // SAFETY: a catalog look-up in a transaction.
     oid(unsafe { pg_sys::get_extension_oid(c"awa".as_ptr(), true) })

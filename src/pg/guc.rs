@@ -37,6 +37,16 @@ static COMPLETED_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(HOUR_S);
 static FAILED_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(72 * HOUR_S);
 static DLQ_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * DAY_S);
 
+#[cfg(feature = "debug_points")]
+static DEBUG_STEP: GucSetting<Option<std::ffi::CString>> =
+    GucSetting::<Option<std::ffi::CString>>::new(None);
+
+/// What `maintenance::debug` shall do.
+#[cfg(feature = "debug_points")]
+pub fn debug_step() -> Option<String> {
+    DEBUG_STEP.get().map(|value| value.to_string_lossy().into_owned())
+}
+
 /// Whether the launcher and its workers shall run.
 pub fn enabled() -> bool {
     ENABLED.get()
@@ -133,6 +143,15 @@ pub fn define() {
     define_timings();
     define_batches();
     define_retentions();
+    #[cfg(feature = "debug_points")]
+    GucRegistry::define_string_guc(
+        c"awa.debug_step",
+        c"Makes a maintenance step misbehave: nap, error, raise or panic.",
+        c"",
+        &DEBUG_STEP,
+        GucContext::Sighup,
+        GucFlags::empty(),
+    );
     reserve_prefix();
 }
 

@@ -162,7 +162,9 @@ unsafe fn statement(node: *mut pg_sys::Node) -> Result<Option<Statement>> {
         Ok(match (*node).type_ {
             T_CreatedbStmt => {
                 let stmt: *mut pg_sys::CreatedbStmt = node.cast();
+                // Without an argument it says TEMPLATE = DEFAULT.
                 let template = option((*stmt).options, c"template")
+                    .filter(|&element| !(*element).arg.is_null())
                     .map_or(c"template1".as_ptr(), |element| pg_sys::defGetString(element));
                 owned(template)
                     .filter(|_| database::may_create_database())

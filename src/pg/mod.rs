@@ -2,27 +2,27 @@
 
 pub mod boundary;
 pub mod call;
-pub mod database;
 pub mod catalog;
 pub mod compat;
+pub mod database;
 pub mod datum;
 pub mod debug_point;
 pub mod exit;
+pub mod guc;
 pub mod heap;
+pub mod hooks;
 pub mod index;
 pub mod latch;
 pub mod lock;
 pub mod lwlock;
 pub mod memory;
+pub mod registry;
 pub mod sequence;
 pub mod shmem;
 pub mod snapshot;
 pub mod spi;
-pub mod xact;
-pub mod guc;
-pub mod hooks;
-pub mod registry;
 pub mod worker;
+pub mod xact;
 
 /// Whether pg_upgrade runs this server: it must do nothing of its own accord.
 pub fn is_binary_upgrade() -> bool {

@@ -7,11 +7,11 @@
 use core::ffi::{CStr, c_int, c_long};
 use core::time::Duration;
 
-use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime, DynamicBackgroundWorker};
+use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
-use super::{boundary, compat};
+use super::{boundary, compat, latch};
 use crate::error::{Error, Result};
 use crate::supervisor::registry::Process;
 
@@ -67,9 +67,9 @@ pub fn register_launcher() {
 
 /// Asks the postmaster for a worker; it tells this process when it starts and ends.
 /// None: max_worker_processes are in use.
-pub fn start(database: u32, name: &str, generation: u32) -> Option<DynamicBackgroundWorker> {
+pub fn start(database: u32, name: &str, generation: u32) -> Option<Started> {
     let arg = u64::from(database) | (u64::from(generation) << 32);
-    BackgroundWorkerBuilder::new(&format!("awa worker {name}"))
+    let builder = BackgroundWorkerBuilder::new(&format!("awa worker {name}"))
         .set_type("awa worker")
         .set_library(LIBRARY)
         .set_function("awa_worker_main")
@@ -77,9 +77,38 @@ pub fn start(database: u32, name: &str, generation: u32) -> Option<DynamicBackgr
         .enable_spi_access()
         .set_start_time(BgWorkerStartTime::RecoveryFinished)
         .set_restart_time(None)
-        .set_notify_pid(this_process().pid)
-        .load_dynamic()
-        .ok()
+        .set_notify_pid(this_process().pid);
+    let mut registration = pg_sys::BackgroundWorker::from(&builder);
+    let mut handle = core::ptr::null_mut();
+    // SAFETY: both live through the call, which copies the registration.
+    let is_registered =
+        unsafe { pg_sys::RegisterDynamicBackgroundWorker(&mut registration, &mut handle) };
+    is_registered.then(|| Started { handle })
+}
+
+/// A worker asked for.
+pub struct Started {
+    handle: *mut pg_sys::BackgroundWorkerHandle,
+}
+
+impl Started {
+    /// Whether it has ended, or could not even be forked.
+    pub fn has_ended(&self) -> bool {
+        let mut pid = 0;
+        // SAFETY: the handle is ours until dropped.
+        let status = unsafe { pg_sys::GetBackgroundWorkerPid(self.handle, &mut pid) };
+        status == pg_sys::BgwHandleStatus::BGWH_STOPPED
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: palloc'd by RegisterDynamicBackgroundWorker in the launcher's
+            // long-lived context, and nobody else's.
+            unsafe { pg_sys::pfree(self.handle.cast()) };
+        }
+    }
 }
 
 /// The first thing a worker does. The handlers come before anything that can wait:
@@ -228,7 +257,8 @@ fn report_activity(activity: Option<&str>) {
 
 /// Sleeps until somebody sets the latch, at most `timeout`; then does what signals
 /// asked for. Ends the process when the postmaster is gone. Outside a transaction.
-pub fn wait(timeout: Option<Duration>) {
+/// Whether the settings were read again.
+pub fn wait(timeout: Option<Duration>) -> bool {
     sleep(timeout.unwrap_or(LONGEST_WAIT));
     // SAFETY: plain flags of the process. A cancel meant for a step that has ended
     // meanwhile must not hit the next one (PostgresMain does the same when idle).
@@ -238,17 +268,13 @@ pub fn wait(timeout: Option<Duration>) {
     pg_sys::check_for_interrupts!();
     // SAFETY: outside a transaction, where files may be re-read.
     unsafe {
-        if pg_sys::ConfigReloadPending != 0 {
+        let is_reload = pg_sys::ConfigReloadPending != 0;
+        if is_reload {
             pg_sys::ConfigReloadPending = 0;
             pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
         }
+        is_reload
     }
-}
-
-/// A short sleep of a session in the middle of a statement.
-pub fn pause(timeout: Duration) {
-    sleep(timeout);
-    pg_sys::check_for_interrupts!();
 }
 
 fn sleep(timeout: Duration) {
@@ -259,7 +285,7 @@ fn sleep(timeout: Duration) {
             pg_sys::MyLatch,
             (pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH) as c_int,
             millis as c_long,
-            pg_sys::PG_WAIT_EXTENSION,
+            compat::wait_event(),
         );
         pg_sys::ResetLatch(pg_sys::MyLatch);
     }
@@ -287,17 +313,13 @@ pub fn at_exit(arg: u32, tell: fn(u32)) {
 }
 
 pub fn this_process() -> Process {
-    // SAFETY: plain variables of the process, set before any of our code runs.
-    Process { pid: unsafe { pg_sys::MyProcPid }, number: compat::this_process_number() }
+    Process { pid: latch::my_pid(), number: latch::my_proc_number() }
 }
 
 /// Sets the latch of a process. One that has ended meanwhile: whoever has its place
 /// now looks up once for nothing.
 pub fn wake(process: Process) {
-    if process.number >= 0 {
-        // SAFETY: numbers come from live processes, so they are in range.
-        unsafe { pg_sys::ProcSendSignal(process.number) };
-    }
+    latch::set_latch_of(process.number);
 }
 
 /// Under the registry's lock, so that the pid cannot be anybody else's.
@@ -347,4 +369,15 @@ pub fn warn(what: &str, error: &Error) {
         report = report.set_hint(hint.clone().into_owned());
     }
     report.report(PgLogLevel::WARNING);
+}
+
+/// An ERROR of the server itself, for tests.
+#[cfg(feature = "debug_points")]
+pub fn raise(message: &str) -> ! {
+    // SAFETY: no such role: raises.
+    unsafe {
+        let name = std::ffi::CString::new(message).unwrap_or_default();
+        pg_sys::get_role_oid(name.as_ptr(), false);
+    }
+    unreachable!("a role is named {message}")
 }

@@ -10,13 +10,13 @@ use std::time::Instant;
 
 use super::{callbacks, wake_launcher, wake_worker_of};
 use crate::error::Result;
-use crate::pg::{database, registry, worker};
+use crate::pg::{database, latch, registry, worker};
 
 /// How long a worker gets to leave: as long as the server itself waits for other
 /// sessions (CountOtherDBBackends, procarray.c). It reports what is left then.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const LOOK_EVERY: u64 = 5; // ms
 
 #[derive(Clone, Copy, Debug)]
 pub enum ObjectEvent {
@@ -194,7 +194,7 @@ fn send_away(database: u32) {
     while registry::with(|registry| registry.worker(database)).flatten().is_some()
         && Instant::now() < patience_ends
     {
-        worker::pause(LOOK_EVERY);
+        latch::wait(LOOK_EVERY);
     }
 }
 

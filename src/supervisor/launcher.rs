@@ -7,12 +7,11 @@ use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use pgrx::bgworkers::{BackgroundWorkerStatus, DynamicBackgroundWorker};
-
 use super::registry::{Ended, State};
 use super::{backoff, callbacks};
 use crate::error::{Error, Result, SqlState};
 use crate::pg::database::{self, Database};
+use crate::pg::worker::Started;
 use crate::pg::{guc, registry, worker};
 
 /// Looks at everything again, in case something happened behind the hooks.
@@ -64,7 +63,7 @@ struct Failing {
 struct Start {
     database: u32,
     generation: u32,
-    handle: DynamicBackgroundWorker,
+    handle: Started,
 }
 
 impl Launcher {
@@ -115,17 +114,17 @@ impl Launcher {
         }
     }
 
-    /// A worker that could not even be forked leaves no trace in the registry.
+    /// A worker that ended before it came to life (no fork, no library, too many
+    /// clients) leaves no trace in the registry: the postmaster knows.
     fn note_stillborn(&mut self) {
-        self.starting.retain(|start| match start.handle.pid() {
-            Err(BackgroundWorkerStatus::NotYetStarted) => true,
-            Err(BackgroundWorkerStatus::Stopped) => {
-                registry::with(|registry| {
+        self.starting.retain(|start| {
+            let has_ended = start.handle.has_ended();
+            registry::with(|registry| {
+                if has_ended {
                     registry.start_failed(start.database, start.generation, State::Failed);
-                });
-                false
-            }
-            _ => false,
+                }
+                registry.is_unborn(start.database, start.generation)
+            }) == Some(true)
         });
     }
 

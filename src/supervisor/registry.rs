@@ -13,7 +13,7 @@ pub const PROBES: usize = 4;
 const REQUESTS: usize = 32;
 
 /// No process has this number.
-const NOBODY: i32 = -1;
+const NOBODY: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -45,14 +45,14 @@ impl State {
 pub struct Process {
     pub pid: i32,
     /// Its number in the array of processes, for its latch.
-    pub number: i32,
+    pub number: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Header {
     launcher_pid: i32,
-    launcher_number: i32,
+    launcher_number: u32,
     generation: u32,
     request_count: u32,
     requests: [u32; REQUESTS],
@@ -69,7 +69,7 @@ pub struct Entry {
     /// Tells the worker the launcher means from a late one of an earlier start.
     pub generation: u32,
     pub pid: i32,
-    number: i32,
+    number: u32,
     /// Sessions that need the database without a worker.
     pub holds: u32,
     /// When the worker connected, in microseconds of the server's clock.
@@ -184,13 +184,18 @@ impl Registry<'_> {
 
     /// The worker of this generation never came to life.
     pub fn start_failed(&mut self, db: u32, generation: u32, state: State) {
-        if let Some(entry) = self.find(db)
-            && entry.generation == generation
-            && entry.state == State::Starting
-            && entry.pid == 0
+        if self.is_unborn(db, generation)
+            && let Some(entry) = self.find(db)
         {
             entry.state = state;
         }
+    }
+
+    /// Whether the worker of this generation is still to come to life.
+    pub fn is_unborn(&mut self, db: u32, generation: u32) -> bool {
+        self.find(db).is_some_and(|entry| {
+            entry.generation == generation && entry.state == State::Starting && entry.pid == 0
+        })
     }
 
     /// Takes out those that ended and that no session holds.
@@ -423,6 +428,18 @@ mod tests {
             assert_eq!(registry.stop(5), None, "once is enough");
             registry.worker_gone(5, 100);
             assert_eq!(registry.reap().first().map(|e| e.state), Some(State::Left));
+        });
+    }
+
+    #[test]
+    fn a_stillborn_worker_is_a_failure() {
+        with_registry(2, |registry| {
+            let generation = registry.allocate(5).unwrap_or(0);
+            assert!(registry.is_unborn(5, generation));
+            registry.start_failed(5, generation.wrapping_add(1), State::Failed);
+            assert!(registry.reap().is_empty(), "another worker's end");
+            registry.start_failed(5, generation, State::Failed);
+            assert_eq!(registry.reap().first().map(|e| e.state), Some(State::Failed));
         });
     }
 

@@ -86,7 +86,10 @@ fn maintain(context: &Context) -> State {
                 schedule.tick(Instant::now, |step| run_step(context, step)).unwrap_or(LONGEST_SLEEP)
             }
         };
-        worker::wait(Some(sleep.min(LONGEST_SLEEP)));
+        if worker::wait(Some(sleep.min(LONGEST_SLEEP))) {
+            // Whatever a step based its next time on may have changed.
+            schedule.wake();
+        }
     }
 }
 

@@ -1,0 +1,25 @@
+//! A step that behaves as badly as a test asks it to; in builds for tests only.
+
+use super::{Context, Step, StepReport};
+use crate::error::{Error, Result, SqlState};
+use crate::pg::{guc, latch, worker};
+
+pub const STEP: Step = Step { name: "debug", activity: "awa: debug step", run };
+
+fn run(_context: &Context) -> Result<StepReport> {
+    match guc::debug_step().as_deref() {
+        // Long, but listening.
+        Some("nap") => loop {
+            latch::wait(1_000);
+        },
+        Some("error") => {
+            return Err(Error::new(SqlState::WRONG_STATE, "the step failed as told")
+                .detail("A detail.")
+                .hint("A hint."));
+        }
+        Some("raise") => worker::raise("the server failed as told"),
+        Some("panic") => panic!("the step panicked as told"),
+        _ => {}
+    }
+    Ok(StepReport { did: 0, next: None })
+}
