@@ -1,3 +1,10 @@
 //! The SQL functions: arguments and access are checked here, the rest is called.
 
+mod access;
+mod args;
+mod claim;
+mod close;
 pub mod preload;
+mod produce;
+mod queue;
+mod runtime;

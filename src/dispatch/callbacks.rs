@@ -60,6 +60,7 @@ fn commit() {
         });
     }
     forget();
+    super::replay::committed();
 }
 
 /// Nothing of this transaction is left to remember.
@@ -86,6 +87,7 @@ fn abort() {
         });
     }
     forget();
+    super::replay::aborted();
     leave_wait();
 }
 

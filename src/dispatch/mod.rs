@@ -12,6 +12,7 @@ pub mod enqueue;
 mod layout;
 pub mod replay;
 mod session;
+pub mod wait;
 
 use std::sync::OnceLock;
 
@@ -122,6 +123,11 @@ pub fn replaying() -> Error {
 
 /// A database of the dispatcher, by its slot.
 pub type Slot = Db;
+
+/// Whether memory of this database equals its tables.
+pub fn is_open(db: Db) -> bool {
+    with(|d| d.base(db).phase == Phase::Open)
+}
 
 /// Which rebuild of memory this is; see `confirm`.
 pub fn generation(db: Db) -> u64 {

@@ -4,6 +4,7 @@
 //! Producers go on meanwhile: their chunks lie above a floor, replay restores those below.
 //! Claims and closes wait. The worker of the database runs it.
 
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
 use super::session::{attach, capacity};
@@ -80,11 +81,46 @@ pub fn run() -> Result<Replayed> {
     Ok(replayed)
 }
 
-/// Lets claims and closes go on.
-pub fn finish(replayed: &Replayed) {
-    super::with(|d| d.finish_replay(replayed.db, replayed.receipts, replayed.next_deferred));
-    // Transactions in doubt may have ended while we read.
-    super::probe_doubts();
+fn finish(replayed: &Replayed) {
+    super::with(|d| {
+        d.finish_replay(replayed.db, replayed.receipts, replayed.next_deferred);
+        // Transactions in doubt may have ended while we read.
+        d.base(replayed.db).doubts_due = true;
+    });
+}
+
+thread_local! {
+    /// What this transaction's commit lets go on.
+    static REPLAYED: RefCell<Option<Replayed>> = const { RefCell::new(None) };
+    static RENEWED: Cell<Option<(Db, (i64, i64))>> = const { Cell::new(None) };
+}
+
+/// Lets claims and closes go on once this transaction has committed and flushed.
+pub fn finish_at_commit(replayed: Replayed) {
+    xact::arm();
+    REPLAYED.set(Some(replayed));
+}
+
+/// Puts new receipts into use once this transaction has committed and flushed.
+pub fn renew_at_commit(db: Db, receipts: (i64, i64)) {
+    xact::arm();
+    RENEWED.set(Some((db, receipts)));
+}
+
+/// For the commit callback.
+pub(super) fn committed() {
+    if let Some(replayed) = REPLAYED.take() {
+        finish(&replayed);
+    }
+    if let Some((db, receipts)) = RENEWED.take() {
+        super::with(|d| d.renew_receipts(db, receipts));
+    }
+}
+
+/// For the abort callback.
+pub(super) fn aborted() {
+    REPLAYED.set(None);
+    RENEWED.set(None);
 }
 
 /// The first replay of a start fills what is empty; any later one starts over.

@@ -155,6 +155,8 @@ pub struct Queue {
     pub paused: bool,
     /// Settings and totals were read from the tables.
     pub loaded: bool,
+    /// It has a row in `queues`.
+    pub stored: bool,
     /// Grows when settings change, and with a new queue in the slot.
     pub version: u32,
     pub counts: Counts,
@@ -187,6 +189,7 @@ impl Queue {
             settings,
             paused: false,
             loaded: false,
+            stored: false,
             version: 0,
             counts: Counts::default(),
             lanes: NIL,

@@ -11,6 +11,7 @@ pub mod entities;
 pub mod name;
 pub mod page;
 pub mod receipt;
+pub mod segments;
 pub mod table;
 pub mod undo;
 pub mod wheel;

@@ -8,11 +8,17 @@
 
 #[cfg(feature = "debug_points")]
 mod debug;
+mod promote;
+mod replay;
+mod rescue;
+mod turnover;
 
 use core::time::Duration;
 use std::time::Instant;
 
+use crate::dispatch;
 use crate::error::Result;
+use crate::pg::{latch, xact};
 
 /// Where a step works.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +26,8 @@ pub struct Context {
     pub database: u32,
     /// The extension's OID: another one after DROP and CREATE.
     pub extension: u32,
+    /// Called by hand: intervals do not count.
+    pub forced: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,9 +47,49 @@ pub struct Step {
 
 /// All steps, in the order in which they run when several are due.
 pub static STEPS: &[Step] = &[
+    Step { name: "replay", activity: "awa: replay", run: replay::run },
+    Step { name: "doubts", activity: "awa: probe doubts", run: replay::probe_doubts },
+    Step { name: "receipts", activity: "awa: renew receipts", run: replay::renew_receipts },
+    Step { name: "fence", activity: "awa: fence silent runtimes", run: rescue::fence_silent },
+    Step { name: "return", activity: "awa: return released jobs", run: promote::return_released },
+    Step { name: "promote", activity: "awa: promote due jobs", run: promote::promote_due },
+    Step { name: "rescue_owner", activity: "awa: rescue orphans", run: rescue::rescue_orphans },
+    Step { name: "rescue_deadline", activity: "awa: rescue expired", run: rescue::rescue_expired },
+    Step { name: "rotate", activity: "awa: rotate segments", run: turnover::rotate },
+    Step { name: "truncate", activity: "awa: truncate segments", run: turnover::truncate },
     #[cfg(feature = "debug_points")]
     debug::STEP,
 ];
+
+/// The worker is awake: nobody has to wake it. True when the dispatcher has something for it.
+pub fn wake_up(context: &Context) -> bool {
+    let (me, now) = (latch::my_proc_number(), xact::micros());
+    dispatch::with(|d| {
+        let Some(db) = d.database(context.database, context.extension) else { return false };
+        let due = d.next_due(db) <= now;
+        let database = d.base(db);
+        database.worker = me + 1;
+        database.worker_sleeps_until = i64::MIN;
+        due
+    })
+}
+
+/// A pause of the worker while the dispatcher says that something is due: what could not be
+/// done at once is not tried in a tight loop.
+const BREATH: Duration = Duration::from_millis(10);
+
+/// How long the worker may sleep, at most `longest`, before the dispatcher has something for
+/// it. What becomes due earlier wakes it.
+pub fn plan_sleep(context: &Context, longest: Duration) -> Duration {
+    let now = xact::micros();
+    dispatch::with(|d| {
+        let Some(db) = d.database(context.database, context.extension) else { return longest };
+        let ahead = d.next_due(db).saturating_sub(now).max(0) as u64;
+        let sleep = longest.min(Duration::from_micros(ahead).max(BREATH));
+        d.base(db).worker_sleeps_until = now.saturating_add(sleep.as_micros() as i64);
+        sleep
+    })
+}
 
 /// How a run of a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

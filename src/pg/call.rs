@@ -93,6 +93,10 @@ pub struct Call {
 }
 
 impl Call {
+    pub(super) fn info(&self) -> pg_sys::FunctionCallInfo {
+        self.fcinfo
+    }
+
     /// How many arguments the declaration has.
     pub fn arg_count(&self) -> usize {
         // SAFETY: set by the function manager.

@@ -38,6 +38,39 @@ impl Interval {
     }
 }
 
+/// An interval from its text; raises what interval_in does.
+pub fn parse_interval(text: &str) -> Result<Interval> {
+    ensure_no_nul(text)?;
+    // SAFETY: interval_in takes a C string, a type oid that it ignores, and no typmod.
+    let datum = unsafe { input(pg_sys::interval_in, text) }?;
+    // SAFETY: what interval_in returns.
+    Ok(unsafe { Interval::from_datum(datum) })
+}
+
+/// A timestamptz from its text; raises what timestamptz_in does.
+pub fn parse_timestamp(text: &str) -> Result<Timestamp> {
+    ensure_no_nul(text)?;
+    // SAFETY: as above.
+    let datum = unsafe { input(pg_sys::timestamptz_in, text) }?;
+    // SAFETY: what timestamptz_in returns.
+    Ok(unsafe { Timestamp::from_datum(datum) })
+}
+
+type Function = unsafe fn(pg_sys::FunctionCallInfo) -> Datum;
+
+/// # Safety
+/// `function` is the input function of a type with a typmod.
+unsafe fn input(function: Function, text: &str) -> Result<Datum> {
+    let text = to_server(text);
+    // SAFETY: the caller vouches for the function; pnstrdup ends the string.
+    unsafe {
+        let text = pg_sys::pnstrdup(text.as_ptr().cast(), text.len());
+        let args = [Some(Datum::from(text)), Some(Datum::from(pg_sys::InvalidOid)), Some(Datum::from(-1_i32))];
+        pgrx::direct_function_call_as_datum(function, &args)
+            .ok_or_else(|| crate::error::Error::internal("input function returned null"))
+    }
+}
+
 /// An interval of one of our own rows, whose column has that type.
 pub fn own_interval(datum: Datum) -> Interval {
     // SAFETY: the store hands out only what its table defines.
@@ -495,7 +528,7 @@ pub(super) fn database_is_utf8() -> bool {
 const UTF8: c_int = pg_sys::pg_enc::PG_UTF8 as c_int;
 
 /// Bytes of the database's encoding to a string; raises where they have no UTF-8.
-fn from_server(bytes: &[u8]) -> Cow<'_, str> {
+pub(super) fn from_server(bytes: &[u8]) -> Cow<'_, str> {
     if database_is_utf8() {
         return String::from_utf8_lossy(bytes);
     }

@@ -4,7 +4,7 @@ use crate::domain::entities::Counts;
 use crate::error::{Error, Result};
 use crate::pg::catalog;
 use crate::pg::datum::{Datum, Timestamp, ToDatum};
-use crate::pg::heap::{Row, Table, Tid};
+use crate::pg::heap::{Row, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::spi;
@@ -114,13 +114,13 @@ pub fn write(jobs: &[Deferred]) -> Result<()> {
     Ok(())
 }
 
-/// Up to `limit` jobs that are due, by time, with the rows they lie in.
-pub fn read_due(now: i64, limit: usize) -> Result<Vec<(Tid, Deferred)>> {
+/// Up to `limit` jobs that are due, by time.
+pub fn read_due(now: i64, limit: usize) -> Result<Vec<Deferred>> {
     let mut due = Vec::new();
     let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
     let index = catalog::relation("deferred_jobs_run_at")?;
     table.index_range(index, i64::MIN, now, Snapshot::SelfNow, |row| {
-        due.push((row.tid(), Deferred::from_row(row)?));
+        due.push(Deferred::from_row(row)?);
         Ok(due.len() < limit)
     })?;
     table.close_release_lock();
@@ -141,11 +141,17 @@ pub fn next_run_at() -> Result<Option<i64>> {
 }
 
 const DELETE: &str = "
-DELETE FROM awa.deferred_jobs WHERE job_id OPERATOR(pg_catalog.=) $1 RETURNING job_id";
+DELETE FROM awa.deferred_jobs WHERE job_id OPERATOR(pg_catalog.=) ANY ($1) RETURNING job_id";
 
-/// Takes a job out; false when another transaction was faster.
-pub fn delete(job_id: i64) -> Result<bool> {
-    spi::as_owner(|spi| spi.execute(DELETE, &[spi::Arg::of(job_id)])).map(|rows| rows > 0)
+/// Takes jobs out, and tells which: another transaction may have been faster.
+pub fn delete(job_ids: &[i64]) -> Result<Vec<i64>> {
+    if job_ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    spi::as_owner(|spi| {
+        let rows = spi.query(DELETE, &[spi::Arg::bigint_array(job_ids)])?;
+        rows.collect(|row| row.i64(1).ok_or_else(|| Error::internal("a job id is null")))
+    })
 }
 
 /// One job by its id.

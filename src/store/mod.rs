@@ -1,6 +1,7 @@
 //! The tables. Rows on the hot path are written and read through the table AM; SQL text
 //! stands beside the function that runs it, for everything else.
 
+pub mod acl;
 pub mod body;
 pub mod chunks;
 pub mod claims;

@@ -53,6 +53,7 @@ pub fn ensure_loaded(name: &str) -> Result<(Db, u32)> {
                 // Settings that changed while we read them are read again.
                 if queue.version == version {
                     queue.loaded = true;
+                    queue.stored = row.is_some();
                     queue.settings = row.as_ref().map_or_else(Default::default, |r| r.settings);
                     queue.paused = row.as_ref().is_some_and(|r| r.paused);
                 }

@@ -58,7 +58,7 @@ fn serve(database: u32, pid: i32) -> State {
         worker::warn("awa does not serve this database", &error);
         return State::Absent;
     }
-    maintain(&Context { database, extension })
+    maintain(&Context { database, extension, forced: false })
 }
 
 fn maintain(context: &Context) -> State {
@@ -80,13 +80,14 @@ fn maintain(context: &Context) -> State {
             Presence::Replaced => return State::Left,
             Presence::Busy => BUSY_PAUSE,
             Presence::Here => {
-                if woken == Some(true) {
+                if crate::maintenance::wake_up(context) || woken == Some(true) {
                     schedule.wake();
                 }
                 schedule.tick(Instant::now, |step| run_step(context, step)).unwrap_or(LONGEST_SLEEP)
             }
         };
-        if worker::wait(Some(sleep.min(LONGEST_SLEEP))) {
+        let sleep = crate::maintenance::plan_sleep(context, sleep.min(LONGEST_SLEEP));
+        if worker::wait(Some(sleep)) {
             // Whatever a step based its next time on may have changed.
             schedule.wake();
         }

@@ -104,6 +104,24 @@ impl Dispatcher<'_> {
         best.map(|(_, lane, aged)| (lane, aged))
     }
 
+    /// When the oldest ready job of a queue was enqueued or became ready, at the earliest.
+    pub fn oldest_ready(&self, queue: u32) -> Option<i64> {
+        let (mut oldest, mut lane) = (None, self.queues[queue].lanes);
+        while lane != NIL {
+            let born = self.source(lane).map(|source| match source {
+                Source::Chunk(at) => self.chunks[at].born,
+                Source::Cold(_) => self.pages[self.lanes[lane].cold_head].born,
+                Source::Release(at) => self.releases[at].born,
+            });
+            oldest = match (oldest, born) {
+                (Some(a), Some(b)) => Some(i64::min(a, b)),
+                (a, b) => a.or(b),
+            };
+            lane = self.lanes[lane].next;
+        }
+        oldest
+    }
+
     /// How many jobs could be claimed from a queue now.
     pub fn claimable(&self, queue: u32) -> u64 {
         if self.queues[queue].paused {

@@ -83,6 +83,13 @@ impl Dispatcher<'_> {
         })
     }
 
+    /// The queue of an open item.
+    pub fn queue_of(&self, db: Db, receipt: i64) -> Option<&str> {
+        let item = self.item(db, receipt)?;
+        let lane = self.claims[self.items[item].claim].lane;
+        Some(self.queues[self.lanes[lane].queue].name())
+    }
+
     /// Moves the deadlines of open items; None where the receipt is not open (or its owner is dead).
     pub fn extend(&mut self, db: Db, receipt: i64, by: i64, now: i64) -> Result<i64, Take> {
         let at = self.item(db, receipt).ok_or(Take::Stale)?;

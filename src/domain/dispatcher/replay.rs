@@ -313,6 +313,21 @@ impl Dispatcher<'_> {
         Ok(())
     }
 
+    /// Whether the receipts of this epoch go to their end.
+    pub fn wants_receipts(&mut self, db: Db) -> bool {
+        let database = self.base(db);
+        database.end_receipt - database.next_receipt < crate::domain::receipt::PER_EPOCH / 2
+    }
+
+    /// A new epoch was committed: its receipts are later than all before.
+    pub fn renew_receipts(&mut self, db: Db, receipts: (i64, i64)) {
+        let database = self.base(db);
+        if receipts.0 >= database.next_receipt {
+            database.next_receipt = receipts.0;
+            database.end_receipt = receipts.1;
+        }
+    }
+
     /// Memory equals the tables: claims and closes may go on.
     pub fn finish_replay(&mut self, db: Db, receipts: (i64, i64), next_deferred: i64) {
         let database = self.base(db);

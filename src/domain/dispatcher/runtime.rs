@@ -112,6 +112,49 @@ impl Dispatcher<'_> {
         }
     }
 
+    /// It leaves in order and its claims go on without it, until their deadlines; one that
+    /// has none is given to others, since nothing else would end it.
+    pub fn retire_runtime(&mut self, at: u32) {
+        let mut claim = self.runtimes[at].claims;
+        while claim != NIL {
+            let Claim { next, prev, open, timer, .. } = self.claims[claim];
+            if timer.is_running() {
+                if prev == NIL {
+                    self.runtimes[at].claims = next;
+                } else {
+                    self.claims[prev].next = next;
+                }
+                if next != NIL {
+                    self.claims[next].prev = prev;
+                }
+                self.runtimes[at].open -= open;
+                let entry = &mut self.claims[claim];
+                entry.runtime = NIL;
+                entry.prev = NIL;
+                entry.next = NIL;
+            }
+            claim = next;
+        }
+        self.bury_runtime(at);
+    }
+
+    /// Receipts of the open attempts of a runtime that were claimed before a time.
+    pub fn items_of(&self, db: Db, id: &[u8; 16], before: i64, receipts: &mut Vec<i64>) {
+        let Some(at) = self.runtime(db, id) else { return };
+        let mut claim = self.runtimes[at].claims;
+        while claim != NIL {
+            let Claim { claimed_at, committed, next, .. } = self.claims[claim];
+            if committed && claimed_at < before {
+                let mut item = self.claims[claim].items;
+                while item != NIL {
+                    receipts.push(self.items[item].receipt);
+                    item = self.items[item].next;
+                }
+            }
+            claim = next;
+        }
+    }
+
     /// When the worker has something to do at the latest; MAX: never.
     pub fn next_due(&mut self, db: Db) -> i64 {
         let database = self.base(db);

@@ -161,7 +161,7 @@ impl Dispatcher<'_> {
             }
             Act::Deregister { runtime, id } => {
                 if self.runtimes.get(runtime).is_some_and(|r| r.db == db && r.id == id) {
-                    self.bury_runtime(runtime);
+                    self.retire_runtime(runtime);
                 }
             }
             Act::Rotate { segment, since } => self.commit_rotation(db, segment, since),

@@ -1,0 +1,35 @@
+//! Who may do what on which queue.
+//!
+//! EXECUTE on a function is the first gate; the list of queues in `queue_acl` is the
+//! second. Functions are SECURITY INVOKER so that the caller is known here.
+
+use crate::error::{Error, Result, SqlState};
+use crate::pg::{catalog, xact};
+use crate::store::acl::{self, Profile};
+
+/// 42501 unless the current user may act on the queue in this way. Superusers and the
+/// extension's owner may do everything.
+pub fn check(queue: &str, profile: Profile) -> Result<()> {
+    if may(queue, profile)? {
+        return Ok(());
+    }
+    Err(Error::new(
+        SqlState::INSUFFICIENT_PRIVILEGE,
+        format!("permission denied for queue \"{queue}\""),
+    )
+    .hint("Ask for awa.grant_access() on this queue."))
+}
+
+pub fn check_all(queues: &[String], profile: Profile) -> Result<()> {
+    queues.iter().try_for_each(|queue| check(queue, profile))
+}
+
+pub fn may(queue: &str, profile: Profile) -> Result<bool> {
+    Ok(is_master()? || acl::allows(queue, profile)?)
+}
+
+/// Whether the current user is bound by no list.
+pub fn is_master() -> Result<bool> {
+    let user = xact::user_id();
+    Ok(xact::is_superuser(user) || user == catalog::extension_owner()?)
+}

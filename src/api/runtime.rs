@@ -1,0 +1,134 @@
+//! register_runtime, heartbeat, deregister_runtime.
+
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::args::{duration, options, required};
+use crate::dispatch;
+use crate::dispatch::close::{self, Closer};
+use crate::domain::entities::{Liveness, Runtime};
+use crate::domain::table::NIL;
+use crate::domain::undo::Act;
+use crate::error::{Error, Result};
+use crate::pg::call::{Call, Returned, sql_function};
+use crate::pg::{guc, latch, xact};
+use crate::store::runtimes;
+
+sql_function!(awa_register_runtime, register);
+sql_function!(awa_heartbeat, heartbeat);
+sql_function!(awa_deregister_runtime, deregister);
+
+const SHORTEST_TIMEOUT: i64 = 1_000_000;
+
+fn register(call: &mut Call) -> Result<Returned> {
+    xact::ensure_writable("awa.register_runtime()")?;
+    let name = call.text(0);
+    let liveness = match call.text(1).as_deref() {
+        None | Some("session") => Liveness::Session,
+        Some("heartbeat") => Liveness::Heartbeat,
+        Some(other) => {
+            return Err(Error::invalid(format!("unknown liveness \"{other}\""))
+                .hint("Use session or heartbeat."));
+        }
+    };
+    let timeout = duration(call.interval(2), "heartbeat_timeout")?
+        .unwrap_or(guc::heartbeat_staleness().as_micros() as i64);
+    if timeout < SHORTEST_TIMEOUT {
+        return Err(Error::invalid("heartbeat_timeout must be at least 1 second"));
+    }
+    options(call.jsonb_value(3).unwrap_or(Value::Null), "opts", &["queues", "capabilities", "version"])?;
+    let opts = call.jsonb_text(3).unwrap_or_else(|| "{}".to_owned());
+    let id = *Uuid::new_v4().as_bytes();
+    let pid = latch::my_pid();
+    let now = xact::micros();
+    dispatch::reserve_log(1)?;
+    let db = dispatch::attach()?;
+    runtimes::write(
+        &runtimes::NewRuntime {
+            id,
+            name: name.as_deref(),
+            heartbeat: liveness == Liveness::Heartbeat,
+            timeout,
+            pid,
+            opts: &opts,
+        },
+        xact::user_id(),
+    )?;
+    let subxact = xact::current_subxact();
+    let proc = latch::my_proc_number() + 1;
+    let registered = dispatch::with(|d| {
+        let runtime = d.register(
+            Runtime {
+                db,
+                liveness,
+                dead: false,
+                id,
+                proc: if liveness == Liveness::Session { proc } else { 0 },
+                pid,
+                timeout,
+                timer: Default::default(),
+                last_seen: now,
+                claims: NIL,
+                open: 0,
+            },
+            now,
+        )?;
+        dispatch::log_act(d, db, subxact, Act::Register { runtime, id });
+        Ok(())
+    });
+    registered.map_err(dispatch::capacity)?;
+    Ok(Returned::value(id))
+}
+
+fn heartbeat(call: &mut Call) -> Result<Returned> {
+    let id = required(call.uuid(0), "runtime")?;
+    let now = xact::micros();
+    let holding = call.i64_array(1)?;
+    let _rows = call.rows()?;
+    let alive = dispatch::with_open(|d, db| {
+        d.runtime(db, &id).map(|at| (d.beat(at, now), d.runtimes[at].timeout))
+    })?;
+    let Some((true, timeout)) = alive else { return Err(dispatch::runtime_gone()) };
+    if let Some(holding) = holding {
+        let mut known: Vec<i64> = holding.into_iter().flatten().collect();
+        known.sort_unstable();
+        // A claim whose answer never arrived: nobody works on it.
+        let mut lost = Vec::new();
+        dispatch::with_open(|d, db| {
+            lost.clear();
+            d.items_of(db, &id, now.saturating_sub(timeout), &mut lost);
+        })?;
+        lost.retain(|receipt| known.binary_search(receipt).is_err());
+        if !lost.is_empty() {
+            lost.sort_unstable();
+            close::give_back(close::take(&lost, Closer::Rescue)?)?;
+        }
+    }
+    Ok(Returned::Void)
+}
+
+fn deregister(call: &mut Call) -> Result<Returned> {
+    xact::ensure_writable("awa.deregister_runtime()")?;
+    let id = required(call.uuid(0), "runtime")?;
+    let release = call.bool(1).unwrap_or(true);
+    let mut open = Vec::new();
+    let known = dispatch::with_open(|d, db| {
+        open.clear();
+        let at = d.runtime(db, &id).filter(|at| !d.runtimes[*at].dead)?;
+        d.items_of(db, &id, i64::MAX, &mut open);
+        Some((db, at))
+    })?;
+    let Some((db, runtime)) = known else { return Err(dispatch::runtime_gone()) };
+    let mut released = 0;
+    if release && !open.is_empty() {
+        open.sort_unstable();
+        released = close::give_back(close::take(&open, Closer::Owner)?)?;
+    }
+    dispatch::reserve_log(1)?;
+    runtimes::delete(id)?;
+    let subxact = xact::current_subxact();
+    dispatch::with(|d| {
+        dispatch::log_act(d, db, subxact, Act::Deregister { runtime, id });
+    });
+    Ok(Returned::value(released as i64))
+}

@@ -1,0 +1,65 @@
+//! Waiting until a job is there.
+
+use super::session::{leave_wait, set_waiting, with_open};
+use crate::error::{Error, Result, SqlState};
+use crate::pg::{latch, xact};
+use crate::store::queues::ensure_loaded;
+
+/// A waiter looks after its client, and at the queues, this often, microseconds.
+const LOOK: i64 = 1_000_000;
+
+/// Whether something can be claimed from one of the queues.
+pub fn is_available(queues: &[String]) -> Result<bool> {
+    let now = xact::micros();
+    with_open(|d, db| {
+        d.return_due(db, now, 64);
+        queues.iter().filter_map(|name| d.queue(db, name)).any(|queue| d.claimable(queue) > 0)
+    })
+}
+
+/// Sleeps until a job was made ready in one of the queues, at most until `until`, and at
+/// most a second. Who returns without a job lets the next waiter have it, also by an error.
+pub fn wait(queues: &[String], until: i64) -> Result<()> {
+    for name in queues {
+        // A queue that nobody has used is waited for all the same.
+        ensure_loaded(name)?;
+    }
+    let proc = latch::my_proc_number();
+    // An abort finds us waiting from here on.
+    xact::arm();
+    set_waiting(true);
+    let mut indexes = Vec::with_capacity(queues.len());
+    let started = with_open(|d, db| {
+        indexes.clear();
+        for name in queues {
+            indexes.push(d.ensure_queue(db, name)?);
+        }
+        Ok(d.start_wait(proc, db, &indexes))
+    })?;
+    if !started.map_err(super::capacity)? {
+        set_waiting(false);
+        return Ok(());
+    }
+    let pause = (until - xact::micros()).clamp(0, LOOK);
+    // Rounded up, so that the last wait does not spin.
+    latch::wait((pause as u64).div_ceil(1000));
+    let woken = super::with(|d| d.stop_wait(proc));
+    set_waiting(false);
+    if !woken && latch::client_is_gone() {
+        return Err(client_gone());
+    }
+    Ok(())
+}
+
+/// Sleeps without waiting for anything but the time.
+pub fn idle(until: i64) -> Result<()> {
+    let pause = (until - xact::micros()).clamp(0, LOOK);
+    latch::wait((pause as u64).div_ceil(1000));
+    if latch::client_is_gone() { Err(client_gone()) } else { Ok(()) }
+}
+
+/// The job this wait was woken for, if any, goes to another one.
+fn client_gone() -> Error {
+    leave_wait();
+    Error::new(SqlState(*b"08006"), "connection to client lost")
+}

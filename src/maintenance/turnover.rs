@@ -1,0 +1,159 @@
+//! The ring of segments: sealing the current one, truncating finished ones.
+
+use core::time::Duration;
+use std::collections::BTreeMap;
+
+use super::{Context, StepReport};
+use crate::dispatch;
+use crate::domain::entities::{Db, SEGMENTS, Segment, SegmentState, YOUNG_SEGMENTS};
+use crate::domain::segments::{self as policy, Limits};
+use crate::domain::undo::Act;
+use crate::error::Result;
+use crate::pg::catalog::{self, Leaf};
+use crate::pg::debug_point::debug_point;
+use crate::pg::lock::LockMode;
+use crate::pg::snapshot::Snapshot;
+use crate::pg::{guc, heap, lock, xact};
+use crate::store::evidence::{self, Detail, Evidence, Sight};
+use crate::store::{lanes, queues, segments};
+
+/// How often finished segments are looked for.
+const LOOK: Duration = Duration::from_secs(1);
+const BLOCK_SIZE: u64 = 8192;
+
+fn states(db: Db) -> [Segment; SEGMENTS] {
+    dispatch::with(|d| d.base(db).segments)
+}
+
+/// The relations of a segment: its leaves, and their TOAST tables.
+fn relations(segment: u8) -> Result<(Vec<u32>, Vec<u32>)> {
+    let leaves = [Leaf::Ready, Leaf::Claims, Leaf::Closures]
+        .into_iter()
+        .map(|leaf| catalog::leaf(leaf, segment))
+        .collect::<Result<Vec<_>>>()?;
+    let toasts = leaves.iter().filter_map(|leaf| heap::toast_oid(*leaf)).collect();
+    Ok((leaves, toasts))
+}
+
+/// Seals the current segment when it is old or large enough and another one is free.
+pub fn rotate(context: &Context) -> Result<StepReport> {
+    let db = dispatch::attach()?;
+    if !dispatch::is_open(db) {
+        return Ok(StepReport { did: 0, next: Some(LOOK) });
+    }
+    let all = states(db);
+    let now = xact::micros();
+    let interval = guc::rotate_interval();
+    let current = dispatch::with(|d| d.base(db).current);
+    let (leaves, toasts) = relations(current)?;
+    let blocks: u64 = leaves
+        .iter()
+        .chain(&toasts)
+        .map(|oid| u64::from(heap::relation_size_blocks(*oid)))
+        .sum();
+    let limits = Limits {
+        age: if context.forced { 0 } else { interval.as_micros() as i64 },
+        size: guc::rotate_size(),
+    };
+    let next = policy::next_current(
+        &all[..usize::from(YOUNG_SEGMENTS)],
+        current,
+        blocks * BLOCK_SIZE,
+        now,
+        &limits,
+    );
+    let pause = Some(interval.clamp(Duration::from_millis(100), LOOK));
+    let Some(next) = next else { return Ok(StepReport { did: 0, next: pause }) };
+    dispatch::reserve_log(1)?;
+    segments::rotate(next)?;
+    let subxact = xact::current_subxact();
+    dispatch::with(|d| {
+        dispatch::log_act(d, db, subxact, Act::Rotate { segment: next, since: now });
+    });
+    Ok(StepReport { did: 1, next: pause })
+}
+
+/// Truncates a sealed segment of which nothing is left to keep.
+pub fn truncate(_context: &Context) -> Result<StepReport> {
+    let db = dispatch::attach()?;
+    let mut did = 0;
+    if dispatch::is_open(db) {
+        let now = xact::micros();
+        let retention = guc::completed_retention().map(|kept| kept.as_micros() as i64);
+        let all = states(db);
+        // One a transaction: its locks go before the next one's are taken.
+        let finished = (0..SEGMENTS as u8)
+            .find(|segment| policy::looks_finished(&all[usize::from(*segment)], now, retention));
+        if let Some(segment) = finished {
+            did = u64::from(try_truncate(db, segment, &all[usize::from(segment)])?);
+        }
+    }
+    let next = if did > 0 { Duration::ZERO } else { guc::rotate_interval().min(LOOK) };
+    Ok(StepReport { did, next: Some(next.max(Duration::from_millis(50))) })
+}
+
+/// Memory proposes, the tables prove: false, and nothing done, when they do not, or when a
+/// lock would have to be waited for.
+fn try_truncate(db: Db, segment: u8, seen: &Segment) -> Result<bool> {
+    let (leaves, toasts) = relations(segment)?;
+    let sizes = |oids: &[u32]| oids.iter().map(|o| heap::relation_size_blocks(*o)).collect::<Vec<_>>();
+    let before = sizes(&leaves);
+    let evidence = evidence::read(segment, Sight::Everything, Detail::None, i64::MAX)?;
+    if !is_finished(&evidence) {
+        return Ok(false);
+    }
+    // TRUNCATE would queue behind a vacuum of the TOAST table while it holds the leaf.
+    for oid in leaves.iter().chain(&toasts) {
+        if !lock::lock_conditional(*oid, LockMode::AccessExclusive) {
+            return Ok(false);
+        }
+    }
+    debug_point!("truncate_locked");
+    let now = states(db)[usize::from(segment)];
+    let same = now.state == SegmentState::Sealed
+        && now.in_flight == 0
+        && now.changes == seen.changes
+        && now.generation == seen.generation;
+    if !same || sizes(&leaves) != before {
+        return Ok(false);
+    }
+    keep_totals(&evidence)?;
+    dispatch::reserve_log(1)?;
+    segments::mark_free(segment)?;
+    heap::truncate(&leaves);
+    let subxact = xact::current_subxact();
+    dispatch::with(|d| {
+        let act = Act::Truncate { segment, generation: now.generation + 1 };
+        dispatch::log_act(d, db, subxact, act);
+    });
+    Ok(true)
+}
+
+/// Every body has its final disposition, and nothing is open, released or in doubt.
+fn is_finished(evidence: &Evidence) -> bool {
+    evidence.bodies == evidence.disposed
+        && evidence.open.is_empty()
+        && evidence.released.is_empty()
+        && evidence.pending.is_empty()
+        && evidence.faults.is_empty()
+}
+
+/// Adds the ends in the segment to the totals of their queues.
+fn keep_totals(evidence: &Evidence) -> Result<()> {
+    if evidence.ends.is_empty() {
+        return Ok(());
+    }
+    let names = lanes::read_all(Snapshot::SelfNow)?;
+    let mut totals: BTreeMap<&str, (i64, i64, i64)> = BTreeMap::new();
+    for (lane, ends) in &evidence.ends {
+        let Some(lane) = names.get(lane) else { continue };
+        let total = totals.entry(&lane.queue).or_default();
+        total.0 += ends.completed;
+        total.1 += ends.failed;
+        total.2 += ends.cancelled;
+    }
+    for (queue, (completed, failed, cancelled)) in totals {
+        queues::add_totals(queue, completed, failed, cancelled)?;
+    }
+    Ok(())
+}
