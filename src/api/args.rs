@@ -66,12 +66,13 @@ pub fn options(value: Value, what: &str, known: &[&str]) -> Result<Map<String, V
         _ => return Err(Error::invalid(format!("{what} must be a JSON object"))),
     };
     if let Some(key) = members.keys().find(|key| !known.contains(&key.as_str())) {
-        return Err(Error::invalid(format!("unknown key \"{key}\" in {what}"))
-            .hint(if known.is_empty() {
+        return Err(Error::invalid(format!("unknown key \"{key}\" in {what}")).hint(
+            if known.is_empty() {
                 "No keys are known here.".to_owned()
             } else {
                 format!("Known keys are {}.", known.join(", "))
-            }));
+            },
+        ));
     }
     Ok(members)
 }

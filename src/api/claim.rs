@@ -73,8 +73,9 @@ fn run(
     let runtime = call.uuid(runtime);
     let deadline = duration(call.interval(deadline), "deadline")?;
     if deadline == Some(0) && runtime.is_none() {
-        return Err(Error::invalid("a claim without a deadline needs a runtime")
-            .hint("Register a runtime, or give a deadline: nothing else would end a lost attempt."));
+        return Err(Error::invalid("a claim without a deadline needs a runtime").hint(
+            "Register a runtime, or give a deadline: nothing else would end a lost attempt.",
+        ));
     }
     access::check_all(&queues, Profile::Worker)?;
     let mut rows = call.rows()?;
@@ -82,8 +83,7 @@ fn run(
         LAST.set(Some(Outcome::Empty));
         return Ok(Returned::Void);
     }
-    let wanted =
-        Wanted { queues: &queues, max_jobs: max_jobs as usize, runtime, deadline };
+    let wanted = Wanted { queues: &queues, max_jobs: max_jobs as usize, runtime, deadline };
     let until = xact::micros().saturating_add(wait.min(guc::claim_wait_max().as_micros() as i64));
     loop {
         match claim::look(&wanted)? {

@@ -4,6 +4,8 @@ mod access;
 mod args;
 mod claim;
 mod close;
+mod jobs;
+mod operate;
 pub mod preload;
 mod produce;
 mod queue;

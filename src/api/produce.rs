@@ -231,9 +231,9 @@ fn element_to_job(element: json::Object, defaults: &Map<String, Value>) -> Resul
         run_at,
         max_attempts: int("max_attempts")?,
         tags,
-        metadata: element.datum("metadata").filter(|_| {
-            element.value("metadata").is_some_and(|value| !value.is_null())
-        }),
+        metadata: element
+            .datum("metadata")
+            .filter(|_| element.value("metadata").is_some_and(|value| !value.is_null())),
     };
     given.into_job(&opts)
 }

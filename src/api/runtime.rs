@@ -36,7 +36,11 @@ fn register(call: &mut Call) -> Result<Returned> {
     if timeout < SHORTEST_TIMEOUT {
         return Err(Error::invalid("heartbeat_timeout must be at least 1 second"));
     }
-    options(call.jsonb_value(3).unwrap_or(Value::Null), "opts", &["queues", "capabilities", "version"])?;
+    options(
+        call.jsonb_value(3).unwrap_or(Value::Null),
+        "opts",
+        &["queues", "capabilities", "version"],
+    )?;
     let opts = call.jsonb_text(3).unwrap_or_else(|| "{}".to_owned());
     let id = *Uuid::new_v4().as_bytes();
     let pid = latch::my_pid();

@@ -157,13 +157,7 @@ fn attempt(popped: &Popped, job: &Placed) -> i16 {
 }
 
 /// The deadline of each attempt; memory learns what only the bodies know.
-fn describe(
-    db: Db,
-    wanted: &Wanted<'_>,
-    popped: &[Popped],
-    jobs: &[Placed],
-    now: i64,
-) -> Vec<i64> {
+fn describe(db: Db, wanted: &Wanted<'_>, popped: &[Popped], jobs: &[Placed], now: i64) -> Vec<i64> {
     let own = |job: &Placed| {
         if wanted.deadline.is_some() {
             return None;

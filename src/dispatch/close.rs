@@ -191,9 +191,13 @@ fn decide(taken: &[Taken], end: impl Fn(&Taken) -> End) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Ready again at this time; the attempt counts.
-    Retry { due: i64 },
+    Retry {
+        due: i64,
+    },
     /// As `Retry`, and the attempt does not count.
-    GiveBack { due: i64 },
+    GiveBack {
+        due: i64,
+    },
     Fail,
 }
 
@@ -226,7 +230,9 @@ pub fn conclude(
         let jobs = body::read(run[0].segment, &positions)?;
         let backoffs = super::with(|d| {
             run.iter()
-                .map(|item| d.queues.get(item.queue).map_or_else(Default::default, |q| q.settings.backoff))
+                .map(|item| {
+                    d.queues.get(item.queue).map_or_else(Default::default, |q| q.settings.backoff)
+                })
                 .collect::<Vec<_>>()
         });
         let mut plan = Plan { db, now, error, ..Plan::default() };

@@ -134,8 +134,7 @@ impl Groups {
         job_id: Option<i64>,
         body: Body,
     ) {
-        let same =
-            |g: &&mut Group| g.priority == priority && g.shard == shard && g.queue == queue;
+        let same = |g: &&mut Group| g.priority == priority && g.shard == shard && g.queue == queue;
         match self.groups.iter_mut().rev().find(same) {
             Some(group) => group.jobs.push((at, job_id, body)),
             None => self.groups.push(Group {

@@ -6,6 +6,7 @@
 //! nothing; latches are set after its release.
 
 mod callbacks;
+pub mod check;
 pub mod claim;
 pub mod close;
 pub mod enqueue;
@@ -24,7 +25,8 @@ use crate::pg::{guc, latch, lwlock, registry, shmem};
 pub use callbacks::{install, probe_doubts, runtime_gone};
 pub use layout::{Capacities, Layout};
 pub use session::{
-    attach, capacity, confirm, is_waiting, leave_wait, log_act, reserve_log, set_waiting, with_log, with_open,
+    attach, capacity, confirm, is_waiting, leave_wait, log_act, reserve_log, set_waiting, with_log,
+    with_open,
 };
 
 /// The number of the dispatcher lock in the tranche.

@@ -10,7 +10,9 @@ use std::collections::HashMap;
 use super::session::{attach, capacity};
 use crate::domain::bits::Bits;
 use crate::domain::dispatcher::{Full, LaneName, Restored};
-use crate::domain::entities::{Counts, Db, Doubt, Liveness, Phase, Runtime, SEGMENTS, position, split};
+use crate::domain::entities::{
+    Counts, Db, Doubt, Liveness, Phase, Runtime, SEGMENTS, position, split,
+};
 use crate::domain::undo::{Act, End};
 use crate::error::{Error, Result};
 use crate::pg::{guc, snapshot::Snapshot, xact};
@@ -37,6 +39,23 @@ pub fn is_due() -> Result<bool> {
         let database = d.base(db);
         database.phase != Phase::Open || database.replay_due
     }))
+}
+
+/// Asks the worker for a rebuild. Returns what `is_done_since` wants.
+pub fn request(db: Db) -> u64 {
+    super::with(|d| {
+        d.base(db).replay_due = true;
+        d.wake_worker_for(db, i64::MIN);
+        d.base(db).generation
+    })
+}
+
+/// Whether memory was rebuilt since.
+pub fn is_done_since(db: Db, before: u64) -> bool {
+    super::with(|d| {
+        let database = d.base(db);
+        database.generation != before && database.phase == Phase::Open && !database.replay_due
+    })
 }
 
 /// Reads the tables into memory.

@@ -28,9 +28,8 @@ pub fn reserve_log(count: usize) -> Result<()> {
     if with_log(|log| log.reserve(count)) {
         Ok(())
     } else {
-        Err(Error::new(SqlState(*b"53200"), "out of memory").detail(
-            "The undo log of this transaction cannot grow any further.",
-        ))
+        Err(Error::new(SqlState(*b"53200"), "out of memory")
+            .detail("The undo log of this transaction cannot grow any further."))
     }
 }
 

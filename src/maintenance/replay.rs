@@ -17,10 +17,7 @@ pub fn run(_context: &Context) -> Result<StepReport> {
     for fault in replayed.faults.iter().take(10) {
         log::warning(&format!("awa: {fault}"));
     }
-    log::info(&format!(
-        "awa: replayed {} jobs, {} of them running",
-        replayed.jobs, replayed.open
-    ));
+    log::info(&format!("awa: replayed {} jobs, {} of them running", replayed.jobs, replayed.open));
     let did = replayed.jobs;
     dispatch::replay::finish_at_commit(replayed);
     // What was found may be due at once.

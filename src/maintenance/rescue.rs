@@ -15,7 +15,8 @@ const AGAIN: i64 = 1_000_000;
 pub fn fence_silent(_context: &Context) -> Result<StepReport> {
     let db = dispatch::attach()?;
     let now = xact::micros();
-    let fenced = if dispatch::is_open(db) { dispatch::with(|d| d.fence_silent(db, now)) } else { 0 };
+    let fenced =
+        if dispatch::is_open(db) { dispatch::with(|d| d.fence_silent(db, now)) } else { 0 };
     Ok(StepReport { did: fenced as u64, next: None })
 }
 

@@ -46,11 +46,8 @@ pub fn rotate(context: &Context) -> Result<StepReport> {
     let interval = guc::rotate_interval();
     let current = dispatch::with(|d| d.base(db).current);
     let (leaves, toasts) = relations(current)?;
-    let blocks: u64 = leaves
-        .iter()
-        .chain(&toasts)
-        .map(|oid| u64::from(heap::relation_size_blocks(*oid)))
-        .sum();
+    let blocks: u64 =
+        leaves.iter().chain(&toasts).map(|oid| u64::from(heap::relation_size_blocks(*oid))).sum();
     let limits = Limits {
         age: if context.forced { 0 } else { interval.as_micros() as i64 },
         size: guc::rotate_size(),
@@ -96,7 +93,8 @@ pub fn truncate(_context: &Context) -> Result<StepReport> {
 /// lock would have to be waited for.
 fn try_truncate(db: Db, segment: u8, seen: &Segment) -> Result<bool> {
     let (leaves, toasts) = relations(segment)?;
-    let sizes = |oids: &[u32]| oids.iter().map(|o| heap::relation_size_blocks(*o)).collect::<Vec<_>>();
+    let sizes =
+        |oids: &[u32]| oids.iter().map(|o| heap::relation_size_blocks(*o)).collect::<Vec<_>>();
     let before = sizes(&leaves);
     let evidence = evidence::read(segment, Sight::Everything, Detail::None, i64::MAX)?;
     if !is_finished(&evidence) {

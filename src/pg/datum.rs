@@ -65,7 +65,11 @@ unsafe fn input(function: Function, text: &str) -> Result<Datum> {
     // SAFETY: the caller vouches for the function; pnstrdup ends the string.
     unsafe {
         let text = pg_sys::pnstrdup(text.as_ptr().cast(), text.len());
-        let args = [Some(Datum::from(text)), Some(Datum::from(pg_sys::InvalidOid)), Some(Datum::from(-1_i32))];
+        let args = [
+            Some(Datum::from(text)),
+            Some(Datum::from(pg_sys::InvalidOid)),
+            Some(Datum::from(-1_i32)),
+        ];
         pgrx::direct_function_call_as_datum(function, &args)
             .ok_or_else(|| crate::error::Error::internal("input function returned null"))
     }

@@ -114,4 +114,3 @@ unsafe fn object(container: *mut pg_sys::JsonbContainer) -> Object {
         }
     }
 }
-

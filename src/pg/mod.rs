@@ -26,6 +26,7 @@ pub mod sequence;
 pub mod shmem;
 pub mod snapshot;
 pub mod spi;
+pub mod trigger;
 pub mod worker;
 pub mod xact;
 

@@ -27,7 +27,8 @@ pub fn without_snapshot<T>(atomic: bool, body: impl FnOnce() -> Result<T>) -> Re
     // SAFETY: a non-atomic connection may commit; the snapshot of the portal is dropped by
     // that, and made again before anything needs one (EnsurePortalSnapshotExists).
     unsafe {
-        if pg_sys::SPI_connect_ext(pg_sys::SPI_OPT_NONATOMIC as i32) != pg_sys::SPI_OK_CONNECT as i32
+        if pg_sys::SPI_connect_ext(pg_sys::SPI_OPT_NONATOMIC as i32)
+            != pg_sys::SPI_OK_CONNECT as i32
         {
             return Err(Error::internal("SPI failed to connect"));
         }

@@ -175,6 +175,39 @@ pub fn read_offsets(segment: u8, chunk: i64) -> Result<Bits> {
     Ok(bits)
 }
 
+/// Every body of a segment that a snapshot sees, until `take` returns false.
+pub fn scan(
+    segment: u8,
+    snapshot: Snapshot,
+    mut take: impl FnMut(Placed) -> Result<bool>,
+) -> Result<()> {
+    let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::AccessShare);
+    table.scan(snapshot, |row| take(Placed::from_row(row)?))?;
+    table.close_release_lock();
+    Ok(())
+}
+
+/// The bodies of a job in a segment: none, or one; more only after it has moved within it.
+pub fn find(segment: u8, job_id: i64, snapshot: Snapshot) -> Result<Vec<Placed>> {
+    let mut found = Vec::new();
+    let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::AccessShare);
+    let by_position = catalog::leaf_index(LeafIndex::Position, segment)?;
+    table.index_range(by_position, job_id, job_id, snapshot, |row| {
+        // The position of another job may equal the id of one that moved.
+        if row.is_null(column::JOB_ID) {
+            found.push(Placed::from_row(row)?);
+        }
+        Ok(true)
+    })?;
+    let by_id = catalog::leaf_index(LeafIndex::JobId, segment)?;
+    table.index_range(by_id, job_id, job_id, snapshot, |row| {
+        found.push(Placed::from_row(row)?);
+        Ok(true)
+    })?;
+    table.close_release_lock();
+    Ok(found)
+}
+
 /// The bodies at these positions of one segment, in the order asked for.
 ///
 /// The dispatcher has proved that their transactions committed, hence SnapshotSelf: the row

@@ -76,9 +76,10 @@ fn to_row(claim: &NewClaim<'_>) -> [Option<Datum>; 10] {
     let first = items.first();
     let attempt = first.map_or(1, |item| item.attempt);
     let deadline = first.map_or(i64::MAX, |item| item.deadline);
-    let attempts = items.iter().any(|item| item.attempt != attempt).then(|| {
-        datum::smallint_array(&items.iter().map(|item| item.attempt).collect::<Vec<_>>())
-    });
+    let attempts = items
+        .iter()
+        .any(|item| item.attempt != attempt)
+        .then(|| datum::smallint_array(&items.iter().map(|item| item.attempt).collect::<Vec<_>>()));
     let same_deadline = items.iter().all(|item| item.deadline == deadline);
     let timestamp = |at: i64| (at != i64::MAX).then(|| Timestamp(at).to_datum());
     let deadlines = (!same_deadline).then(|| {
@@ -87,9 +88,10 @@ fn to_row(claim: &NewClaim<'_>) -> [Option<Datum>; 10] {
         datum::array_of(Element::TIMESTAMPTZ, &values)
     });
     let job_ids: Vec<i64> = items.iter().map(|item| item.job_id).collect();
-    let positions = items.iter().any(|item| item.position != item.job_id).then(|| {
-        datum::bigint_array(&items.iter().map(|item| item.position).collect::<Vec<_>>())
-    });
+    let positions = items
+        .iter()
+        .any(|item| item.position != item.job_id)
+        .then(|| datum::bigint_array(&items.iter().map(|item| item.position).collect::<Vec<_>>()));
     [
         Some(claim.id.to_datum()),
         Some(claim.lane_id.to_datum()),

@@ -238,6 +238,21 @@ pub fn read(segment: u8, sight: Sight, detail: Detail, below: i64) -> Result<Evi
     Ok(evidence)
 }
 
+/// What a segment says about the attempts of one job; its body is not read.
+pub fn read_job(segment: u8, snapshot: Snapshot, position: i64) -> Result<Evidence> {
+    let sight = Sight::Seen(snapshot);
+    let detail = Detail::Of(position);
+    let mut evidence = Evidence::default();
+    let closures = read_closures(segment, sight, detail, i64::MAX, &mut evidence)?;
+    for row in &read_claims(segment, sight)? {
+        let names_it = row.positions.as_ref().unwrap_or(&row.job_ids).contains(&position);
+        if names_it {
+            weigh_claim(row, &closures, detail, i64::MAX, &mut evidence);
+        }
+    }
+    Ok(evidence)
+}
+
 fn read_closures(
     segment: u8,
     sight: Sight,

@@ -11,18 +11,33 @@ const MAX_ERROR: usize = 8192;
 /// The history with one more error; as it was where there is none.
 ///
 /// * `at` - microseconds of the Postgres clock
-pub fn with_error(history: Option<Datum>, attempt: i16, at: i64, error: Option<&str>) -> Option<Datum> {
+pub fn with_error(
+    history: Option<Datum>,
+    attempt: i16,
+    at: i64,
+    error: Option<&str>,
+) -> Option<Datum> {
     let Some(error) = error else { return history };
-    let mut value = history
-        .map(datum::own_json)
-        .filter(Value::is_object)
-        .unwrap_or_else(|| json!({}));
-    let entry = json!({ "attempt": attempt, "at": clock::iso(at), "error": cut(error) });
+    let mut value =
+        history.map(datum::own_json).filter(Value::is_object).unwrap_or_else(|| json!({}));
+    let entry = entry(attempt, at, error);
     match value.get_mut("errors").and_then(Value::as_array_mut) {
         Some(errors) => errors.push(entry),
         None => value["errors"] = json!([entry]),
     }
     Some(value.to_datum())
+}
+
+/// An error as it is kept and shown.
+pub fn entry(attempt: i16, at: i64, error: &str) -> Value {
+    json!({ "attempt": attempt, "at": clock::iso(at), "error": cut(error) })
+}
+
+/// The errors in a history, as JSON texts.
+pub fn errors(history: Option<Datum>) -> Vec<String> {
+    let value = history.map(datum::own_json).unwrap_or(Value::Null);
+    let errors = value.get("errors").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    errors.iter().map(Value::to_string).collect()
 }
 
 /// A text that `text` columns and JSON can hold, of bounded length.

@@ -11,6 +11,7 @@ pub mod done;
 pub mod epochs;
 pub mod evidence;
 pub mod history;
+pub mod jobs;
 pub mod lanes;
 pub mod outcome;
 pub mod queues;

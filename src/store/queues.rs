@@ -117,8 +117,7 @@ ON CONFLICT (queue) DO UPDATE SET
 pub fn add_totals(name: &str, completed: i64, failed: i64, cancelled: i64) -> Result<()> {
     use spi::Arg;
     spi::as_owner(|spi| {
-        let args =
-            [Arg::of(name), Arg::of(completed), Arg::of(failed), Arg::of(cancelled)];
+        let args = [Arg::of(name), Arg::of(completed), Arg::of(failed), Arg::of(cancelled)];
         spi.execute(ADD_TOTALS, &args).map(|_| ())
     })
 }

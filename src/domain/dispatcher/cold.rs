@@ -131,6 +131,16 @@ impl Dispatcher<'_> {
         Ok(Loaded::Loaded)
     }
 
+    /// Every cold chunk of a database: number, segment, ready jobs.
+    pub fn for_each_cold(&self, db: Db, mut each: impl FnMut(i64, u8, u16)) {
+        for at in self.pages.indexes().filter(|at| self.pages[*at].db == db) {
+            let page = &self.pages[at];
+            for slot in 0..usize::from(page.count) {
+                each(page.number(slot), page.segment(slot), page.ready(slot));
+            }
+        }
+    }
+
     fn find_cold(&self, db: Db, number: i64) -> Option<(u32, usize)> {
         self.pages.indexes().filter(|at| self.pages[*at].db == db).find_map(|at| {
             let page = &self.pages[at];

@@ -1,0 +1,90 @@
+//! maintain, check, rebuild, and the trigger on the leaves.
+
+use std::time::Instant;
+
+use super::access;
+use crate::dispatch;
+use crate::domain::undo::Act;
+use crate::error::{Error, Result, SqlState};
+use crate::maintenance::{Context, STEPS};
+use crate::pg::call::{Call, Returned, sql_function};
+use crate::pg::datum::{Interval, ToDatum};
+use crate::pg::{catalog, latch, trigger, xact};
+use crate::store::acl::Profile;
+
+sql_function!(awa_maintain, maintain);
+sql_function!(awa_check, check);
+sql_function!(awa_rebuild, rebuild);
+sql_function!(awa_foreign_rows, foreign_rows);
+
+/// How long `rebuild` waits for the worker, microseconds.
+const PATIENCE: i64 = 60_000_000;
+
+fn maintain(call: &mut Call) -> Result<Returned> {
+    xact::ensure_writable("awa.maintain()")?;
+    access::check("", Profile::Operator)?;
+    let (database, extension) = catalog::identity()?;
+    let context = Context { database, extension, forced: true };
+    let mut rows = call.rows()?;
+    for step in STEPS {
+        let began = Instant::now();
+        let report = (step.run)(&context)?;
+        let took = Interval::of_micros(began.elapsed().as_micros() as i64);
+        rows.push(&[
+            Some(step.name.to_datum()),
+            Some((report.did as i64).to_datum()),
+            Some(took.to_datum()),
+        ])?;
+    }
+    Ok(Returned::Void)
+}
+
+fn check(call: &mut Call) -> Result<Returned> {
+    if xact::is_in_recovery() {
+        return Err(Error::new(
+            SqlState::READ_ONLY_TRANSACTION,
+            "cannot compare memory with the tables during recovery",
+        ));
+    }
+    access::check("", Profile::Operator)?;
+    let findings = dispatch::check::run()?;
+    let mut rows = call.rows()?;
+    for finding in findings {
+        rows.push(&[
+            Some(finding.invariant.to_datum()),
+            Some(finding.faults.is_empty().to_datum()),
+            (!finding.faults.is_empty()).then(|| finding.faults.join("; ").to_datum()),
+        ])?;
+    }
+    Ok(Returned::Void)
+}
+
+fn rebuild(_call: &mut Call) -> Result<Returned> {
+    xact::ensure_writable("awa.rebuild()")?;
+    if !access::is_master()? {
+        return Err(Error::new(
+            SqlState::INSUFFICIENT_PRIVILEGE,
+            "permission denied to rebuild the dispatcher",
+        ));
+    }
+    let db = dispatch::attach()?;
+    let before = dispatch::replay::request(db);
+    let until = xact::micros() + PATIENCE;
+    while !dispatch::replay::is_done_since(db, before) {
+        if xact::micros() >= until {
+            return Err(dispatch::replaying());
+        }
+        latch::wait(20);
+    }
+    Ok(Returned::Void)
+}
+
+/// Rows that did not come through our functions reach memory through a replay.
+fn foreign_rows(call: &mut Call) -> Result<Returned> {
+    trigger::ensure(call)?;
+    let db = dispatch::attach()?;
+    dispatch::reserve_log(1)?;
+    let subxact = xact::current_subxact();
+    dispatch::with(|d| dispatch::log_act(d, db, subxact, Act::Foreign));
+    Ok(Returned::Null)
+}

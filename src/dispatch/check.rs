@@ -1,0 +1,387 @@
+//! `awa.check()`: memory against the tables, in a consistent cut.
+//!
+//! Memory is copied, the tables are read, and the change counter is compared: when nothing
+//! moved in between, both show the same moment. Under traffic that is tried again.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::session::{attach, with_open};
+use crate::domain::bits::Bits;
+use crate::domain::entities::{AS_BODY, Counts, Db, ReleaseState, SEGMENTS, split};
+use crate::error::Result;
+use crate::pg::snapshot::Snapshot;
+use crate::pg::{latch, xact};
+use crate::store::evidence::{self, Detail, Evidence, Sight};
+use crate::store::lanes::LaneRow;
+use crate::store::{body, deferred, lanes, queues};
+
+/// How long a pause in the traffic is waited for, microseconds.
+const PATIENCE: i64 = 20_000_000;
+
+pub struct Finding {
+    pub invariant: &'static str,
+    /// In words; none: the invariant holds.
+    pub faults: Vec<String>,
+}
+
+/// What memory says about one chunk.
+#[derive(Clone, Copy, Default)]
+struct MemoryChunk {
+    ready: Bits,
+    live: u16,
+    in_flight: u16,
+    cold: bool,
+    segment: u8,
+}
+
+struct MemoryItem {
+    position: i64,
+    committed: bool,
+    prior: i16,
+}
+
+struct MemoryRelease {
+    chunk: i64,
+    bits: Bits,
+    prior: i16,
+    due: i64,
+}
+
+/// A copy of what memory says about a database.
+struct Memory {
+    changes: u64,
+    chunks: BTreeMap<i64, MemoryChunk>,
+    items: HashMap<i64, MemoryItem>,
+    releases: Vec<MemoryRelease>,
+    counts: BTreeMap<String, Counts>,
+}
+
+/// Proves the invariants, or says what is wrong.
+pub fn run() -> Result<Vec<Finding>> {
+    let db = attach()?;
+    let until = xact::micros() + PATIENCE;
+    loop {
+        // What is due now would move while we look.
+        let memory = copy(db)?;
+        let tables = Tables::read()?;
+        let quiet = with_open(|d, db| d.base(db).changes == memory.changes)?;
+        if quiet {
+            return compare(&memory, &tables);
+        }
+        if xact::micros() >= until {
+            return Ok(vec![Finding {
+                invariant: "consistent cut",
+                faults: vec!["traffic did not pause long enough to compare".to_owned()],
+            }]);
+        }
+        latch::wait(20);
+    }
+}
+
+fn copy(db: Db) -> Result<Memory> {
+    let memory = with_open(|d, _| {
+        let mut memory = Memory {
+            changes: d.base(db).changes,
+            chunks: BTreeMap::new(),
+            items: HashMap::new(),
+            releases: Vec::new(),
+            counts: BTreeMap::new(),
+        };
+        for at in d.chunks.indexes() {
+            let chunk = &d.chunks[at];
+            if chunk.db == db {
+                memory.chunks.insert(
+                    chunk.number,
+                    MemoryChunk {
+                        ready: chunk.bits,
+                        live: chunk.live,
+                        in_flight: chunk.in_flight,
+                        cold: false,
+                        segment: chunk.segment,
+                    },
+                );
+            }
+        }
+        d.for_each_cold(db, |number, segment, ready| {
+            let chunk = MemoryChunk { live: ready, cold: true, segment, ..MemoryChunk::default() };
+            memory.chunks.insert(number, chunk);
+        });
+        for at in d.items.indexes() {
+            let item = &d.items[at];
+            if item.db == db {
+                let committed = d.claims[item.claim].committed;
+                let entry = MemoryItem { position: item.position, committed, prior: item.prior };
+                memory.items.insert(item.receipt, entry);
+            }
+        }
+        for at in d.releases.indexes() {
+            let release = &d.releases[at];
+            if release.db == db && release.state != ReleaseState::Pending {
+                memory.releases.push(MemoryRelease {
+                    chunk: release.chunk,
+                    bits: release.bits,
+                    prior: release.prior,
+                    due: release.timer.at,
+                });
+            }
+        }
+        for at in d.queues.indexes() {
+            let queue = &d.queues[at];
+            if queue.db == db && queue.counts != Counts::default() {
+                memory.counts.insert(queue.name().to_owned(), queue.counts);
+            }
+        }
+        memory
+    })?;
+    load_cold(memory)
+}
+
+/// The jobs of cold chunks are those that their committed rows show.
+fn load_cold(mut memory: Memory) -> Result<Memory> {
+    for (number, chunk) in &mut memory.chunks {
+        if chunk.cold {
+            chunk.ready = body::read_offsets(chunk.segment, *number)?;
+        }
+    }
+    Ok(memory)
+}
+
+struct Tables {
+    segments: Vec<Evidence>,
+    lanes: HashMap<i64, LaneRow>,
+    deferred: HashMap<String, Counts>,
+    totals: Vec<queues::Totals>,
+}
+
+impl Tables {
+    fn read() -> Result<Self> {
+        let mut segments = Vec::with_capacity(SEGMENTS);
+        for segment in 0..SEGMENTS as u8 {
+            segments.push(evidence::read(segment, Sight::Everything, Detail::None, i64::MAX)?);
+        }
+        Ok(Self {
+            segments,
+            lanes: lanes::read_all(Snapshot::SelfNow)?,
+            deferred: deferred::count(Snapshot::SelfNow)?,
+            totals: queues::read_totals(Snapshot::SelfNow)?,
+        })
+    }
+}
+
+/// At most so many faults are told one by one.
+const TOLD: usize = 20;
+
+struct Faults(Vec<String>);
+
+impl Faults {
+    fn push(&mut self, fault: impl FnOnce() -> String) {
+        if self.0.len() < TOLD {
+            self.0.push(fault());
+        }
+    }
+}
+
+fn compare(memory: &Memory, tables: &Tables) -> Result<Vec<Finding>> {
+    let contradictions: Vec<String> =
+        tables.segments.iter().flat_map(|s| s.faults.iter().cloned()).take(TOLD).collect();
+    Ok(vec![
+        Finding {
+            invariant: "rows of a segment do not contradict each other",
+            faults: contradictions,
+        },
+        Finding {
+            invariant: "every live job is in exactly one place",
+            faults: compare_places(memory, tables).0,
+        },
+        Finding {
+            invariant: "every open attempt is open in memory",
+            faults: compare_items(memory, tables).0,
+        },
+        Finding {
+            invariant: "released jobs have the attempts and times of their closures",
+            faults: compare_releases(memory, tables).0,
+        },
+        Finding {
+            invariant: "counts of queues equal counts by scan",
+            faults: compare_counts(memory, tables).0,
+        },
+    ])
+}
+
+/// Every committed body without a final disposition is ready, released or claimed, and
+/// memory has no other job.
+fn compare_places(memory: &Memory, tables: &Tables) -> Faults {
+    let mut faults = Faults(Vec::new());
+    let mut places: BTreeMap<i64, Bits> = BTreeMap::new();
+    let mut put = |chunk: i64, offset: u16, faults: &mut Faults| {
+        if !places.entry(chunk).or_default().insert(offset) {
+            faults.push(|| format!("job {offset} of chunk {chunk} is in two places"));
+        }
+    };
+    for (number, chunk) in &memory.chunks {
+        for offset in chunk.ready.iter() {
+            put(*number, offset, &mut faults);
+        }
+    }
+    for release in &memory.releases {
+        for offset in release.bits.iter() {
+            put(release.chunk, offset, &mut faults);
+        }
+    }
+    for item in memory.items.values() {
+        let (chunk, offset) = split(item.position);
+        put(chunk, offset, &mut faults);
+    }
+    for (number, chunk) in tables.segments.iter().flat_map(|s| &s.chunks) {
+        let known = places.remove(number).unwrap_or_default();
+        for offset in chunk.bodies.iter() {
+            let live = !chunk.disposed.contains(offset);
+            match (live, known.contains(offset)) {
+                (true, false) => faults
+                    .push(|| format!("live job {offset} of chunk {number} is nowhere in memory")),
+                (false, true) => {
+                    faults.push(|| format!("disposed job {offset} of chunk {number} is in memory"))
+                }
+                _ => {}
+            }
+        }
+        for offset in known.iter().filter(|offset| !chunk.bodies.contains(*offset)) {
+            faults.push(|| format!("job {offset} of chunk {number} is in memory but has no body"));
+        }
+        if let Some(entry) = memory.chunks.get(number)
+            && (entry.live != chunk.live() || entry.in_flight < chunk.pending)
+        {
+            faults.push(|| {
+                format!(
+                    "chunk {number} counts {} live and {} in flight, its rows {} and {}",
+                    entry.live,
+                    entry.in_flight,
+                    chunk.live(),
+                    chunk.pending
+                )
+            });
+        }
+    }
+    for (number, bits) in places.iter().filter(|(_, bits)| !bits.is_empty()) {
+        faults.push(|| format!("memory has {} jobs of chunk {number} without rows", bits.count()));
+    }
+    faults
+}
+
+fn compare_items(memory: &Memory, tables: &Tables) -> Faults {
+    let mut faults = Faults(Vec::new());
+    let mut known = 0;
+    for item in tables.segments.iter().flat_map(|s| {
+        // Claims of open transactions are not claimed yet as far as others can tell.
+        s.open.iter().filter(|i| s.claims.get(i.claim).is_none_or(|c| c.xid.is_none()))
+    }) {
+        match memory.items.get(&item.receipt) {
+            None => faults.push(|| format!("open receipt {} is not in memory", item.receipt)),
+            Some(entry) => {
+                known += 1;
+                let attempt = entry.prior.max(0) + 1;
+                if entry.position != item.position || attempt != item.attempt {
+                    faults.push(|| {
+                        format!(
+                            "receipt {} is attempt {} at {} in memory, {} at {} in its row",
+                            item.receipt, attempt, entry.position, item.attempt, item.position
+                        )
+                    });
+                }
+            }
+        }
+    }
+    let committed = memory.items.values().filter(|i| i.committed).count();
+    if committed != known {
+        faults.push(|| format!("memory has {committed} open attempts, the tables {known}"));
+    }
+    faults
+}
+
+fn compare_releases(memory: &Memory, tables: &Tables) -> Faults {
+    let mut faults = Faults(Vec::new());
+    for release in memory.releases.iter().filter(|r| r.prior != AS_BODY) {
+        for offset in release.bits.iter() {
+            let at = crate::domain::entities::position(release.chunk, offset);
+            let row = tables.segments.iter().find_map(|s| s.released.get(&at));
+            if let Some(row) = row
+                && row.attempts != release.prior
+            {
+                faults.push(|| {
+                    format!(
+                        "job at {at} has used {} attempts in memory, {} in its row (due {}, {})",
+                        release.prior, row.attempts, release.due, row.due
+                    )
+                });
+            }
+        }
+    }
+    faults
+}
+
+/// What a scan counts for each queue.
+fn scan_counts(tables: &Tables, now: i64) -> BTreeMap<String, Counts> {
+    let mut counts: BTreeMap<String, Counts> = BTreeMap::new();
+    let name = |lane: &i64| tables.lanes.get(lane).map_or("?", |l| &l.queue).to_owned();
+    for segment in &tables.segments {
+        for chunk in segment.chunks.values() {
+            counts.entry(name(&chunk.lane_id)).or_default().available +=
+                i64::from(chunk.ready().count());
+        }
+        for item in &segment.open {
+            let Some(claim) = segment.claims.get(item.claim) else { continue };
+            let entry = counts.entry(name(&claim.lane_id)).or_default();
+            if claim.xid.is_none() {
+                entry.running += 1;
+            } else {
+                entry.available += 1;
+            }
+        }
+        for (at, job) in &segment.released {
+            let Some(chunk) = segment.chunks.get(&split(*at).0) else { continue };
+            let entry = counts.entry(name(&chunk.lane_id)).or_default();
+            if job.due <= now {
+                entry.available += 1;
+            } else if job.snoozed {
+                entry.scheduled += 1;
+            } else {
+                entry.retryable += 1;
+            }
+        }
+        for (lane, ends) in &segment.ends {
+            let entry = counts.entry(name(lane)).or_default();
+            entry.completed += ends.completed;
+            entry.failed += ends.failed;
+            entry.cancelled += ends.cancelled;
+        }
+    }
+    for (queue, deferred) in &tables.deferred {
+        let entry = counts.entry(queue.clone()).or_default();
+        entry.scheduled += deferred.scheduled;
+        entry.retryable += deferred.retryable;
+    }
+    for total in &tables.totals {
+        let entry = counts.entry(total.queue.clone()).or_default();
+        entry.completed += total.completed;
+        entry.failed += total.failed;
+        entry.cancelled += total.cancelled;
+    }
+    counts.retain(|_, c| *c != Counts::default());
+    counts
+}
+
+fn compare_counts(memory: &Memory, tables: &Tables) -> Faults {
+    let mut faults = Faults(Vec::new());
+    let counts = scan_counts(tables, xact::micros());
+    // A job whose time has just come is on its way from one column to the other.
+    let waiting = |c: &Counts| c.available + c.retryable + c.scheduled;
+    let ends = |c: &Counts| (c.running, c.completed, c.failed, c.cancelled);
+    for name in counts.keys().chain(memory.counts.keys().filter(|n| !counts.contains_key(*n))) {
+        let scanned = counts.get(name).copied().unwrap_or_default();
+        let kept = memory.counts.get(name).copied().unwrap_or_default();
+        if waiting(&scanned) != waiting(&kept) || ends(&scanned) != ends(&kept) {
+            faults.push(|| format!("queue \"{name}\": memory {kept:?}, scan {scanned:?}"));
+        }
+    }
+    faults
+}

@@ -1,0 +1,183 @@
+//! Jobs as a reader sees them, put together from the rows under one snapshot. One leaf is
+//! open at a time and its lock goes back at once, so a reader holds no reclamation back.
+
+use std::collections::HashMap;
+
+use super::body::{self, Body, Placed};
+use super::evidence::{self, AttemptEnd, Detail, Evidence, Sight};
+use super::lanes::{self, LaneRow};
+use super::outcome::Outcome;
+use super::{deferred, done, history};
+use crate::domain::entities::{SEGMENTS, split};
+use crate::error::Result;
+use crate::pg::snapshot::Snapshot;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Scheduled,
+    Available,
+    Running,
+    Completed,
+    Retryable,
+    Failed,
+    Cancelled,
+}
+
+pub struct Job {
+    pub job_id: i64,
+    pub queue: String,
+    pub priority: u8,
+    pub state: State,
+    /// Waits in `deferred_jobs`, so that only the worker makes it available.
+    pub on_disk: bool,
+    /// The running one, or those used.
+    pub attempt: i16,
+    pub run_at: i64,
+    pub receipt: Option<i64>,
+    pub deadline: Option<i64>,
+    pub attempted_at: Option<i64>,
+    pub finalized_at: Option<i64>,
+    /// JSON texts, oldest first.
+    pub errors: Vec<String>,
+    pub body: Body,
+}
+
+fn errors(body: &Body, ends: &[AttemptEnd]) -> Vec<String> {
+    let mut errors = history::errors(body.history);
+    errors.extend(ends.iter().filter_map(|end| {
+        let error = end.error.as_deref()?;
+        Some(history::entry(end.attempt, end.closed_at, error).to_string())
+    }));
+    errors
+}
+
+/// A body in a segment as a job; None when the segment is done with it and another table has
+/// it, or nobody.
+fn weigh(
+    placed: &Placed,
+    evidence: &Evidence,
+    open: &HashMap<i64, usize>,
+    lanes: &HashMap<i64, LaneRow>,
+) -> Option<Job> {
+    let (number, offset) = split(placed.position);
+    let chunk = evidence.chunks.get(&number).copied().unwrap_or_default();
+    let lane = lanes.get(&placed.lane_id)?;
+    let ends = evidence.attempts.get(&placed.position).map_or(&[][..], Vec::as_slice);
+    let last = ends.last();
+    let mut job = Job {
+        job_id: placed.job_id(),
+        queue: lane.queue.clone(),
+        priority: lane.priority,
+        state: State::Available,
+        on_disk: false,
+        attempt: placed.body.attempts,
+        run_at: placed.body.run_at(),
+        receipt: last.map(|end| end.receipt),
+        deadline: None,
+        attempted_at: last.map(|end| end.claimed_at),
+        finalized_at: None,
+        errors: errors(&placed.body, ends),
+        body: placed.body,
+    };
+    if chunk.disposed.contains(offset) {
+        let last = last.filter(|end| end.outcome == Outcome::Completed)?;
+        job.state = State::Completed;
+        job.attempt = last.attempt;
+        job.finalized_at = Some(last.closed_at);
+    } else if let Some(item) = open.get(&placed.position).and_then(|at| evidence.open.get(*at)) {
+        job.state = State::Running;
+        job.attempt = item.attempt;
+        job.receipt = Some(item.receipt);
+        job.deadline = Some(item.deadline);
+        job.attempted_at = evidence.claims.get(item.claim).map(|claim| claim.claimed_at);
+    } else if let Some(released) = evidence.released.get(&placed.position) {
+        job.state = if released.snoozed { State::Scheduled } else { State::Retryable };
+        job.attempt = released.attempts;
+        job.run_at = released.due;
+    }
+    Some(job)
+}
+
+fn by_position(evidence: &Evidence) -> HashMap<i64, usize> {
+    evidence.open.iter().enumerate().map(|(at, item)| (item.position, at)).collect()
+}
+
+/// The jobs whose bodies lie in a segment.
+pub fn of_segment(
+    segment: u8,
+    snapshot: Snapshot,
+    take: &mut impl FnMut(Job) -> Result<bool>,
+) -> Result<()> {
+    let evidence = evidence::read(segment, Sight::Seen(snapshot), Detail::All, i64::MAX)?;
+    if evidence.bodies == 0 {
+        return Ok(());
+    }
+    let lanes = lanes::read_all(snapshot)?;
+    let open = by_position(&evidence);
+    body::scan(segment, snapshot, |placed| match weigh(&placed, &evidence, &open, &lanes) {
+        Some(job) => take(job),
+        None => Ok(true),
+    })
+}
+
+fn of_deferred(row: deferred::Deferred) -> Job {
+    Job {
+        job_id: row.job_id,
+        queue: row.queue,
+        priority: row.priority,
+        state: match row.kind {
+            deferred::Kind::Scheduled => State::Scheduled,
+            deferred::Kind::Retryable => State::Retryable,
+        },
+        on_disk: true,
+        attempt: row.body.attempts,
+        run_at: row.run_at,
+        receipt: None,
+        deadline: None,
+        attempted_at: None,
+        finalized_at: None,
+        errors: errors(&row.body, &[]),
+        body: row.body,
+    }
+}
+
+fn of_done(row: done::Done) -> Job {
+    Job {
+        job_id: row.job_id,
+        queue: row.queue,
+        priority: row.priority,
+        state: if row.failed { State::Failed } else { State::Cancelled },
+        on_disk: true,
+        attempt: row.body.attempts,
+        run_at: row.run_at,
+        receipt: row.last_receipt,
+        deadline: None,
+        attempted_at: row.attempted_at,
+        finalized_at: Some(row.finalized_at),
+        errors: errors(&row.body, &[]),
+        body: row.body,
+    }
+}
+
+/// The jobs that lie outside the segments.
+pub fn of_tables(snapshot: Snapshot, take: &mut impl FnMut(Job) -> Result<bool>) -> Result<()> {
+    deferred::read_all(snapshot, |row| take(of_deferred(row)))?;
+    done::read_all(snapshot, |row| take(of_done(row)))
+}
+
+/// One job, wherever it is.
+pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Job>> {
+    for segment in 0..SEGMENTS as u8 {
+        for placed in body::find(segment, job_id, snapshot)? {
+            let evidence = evidence::read_job(segment, snapshot, placed.position)?;
+            let lanes = lanes::read_all(snapshot)?;
+            if let Some(job) = weigh(&placed, &evidence, &by_position(&evidence), &lanes) {
+                return Ok(Some(job));
+            }
+        }
+    }
+    if let Some(row) = deferred::find(job_id, snapshot)? {
+        return Ok(Some(of_deferred(row)));
+    }
+    Ok(done::find(job_id, snapshot)?.map(of_done))
+}
