@@ -35,7 +35,7 @@ def say(text):
 
 
 class Worker:
-    """A process that hashes files; knows the receipts that it was last given."""
+    """A process that hashes files; `claimed` is its last batch: job ids by receipt."""
 
     def __init__(self, database, language, name):
         self.name = name
@@ -52,13 +52,13 @@ class Worker:
             text=True,
             env=os.environ | {"NODE_PATH": str(ROOT / "node_modules"), "PGAPPNAME": name},
         )
-        self.claimed = []
+        self.claimed = {}
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
     def _read(self):
         for line in self.process.stdout:
-            self.claimed = [int(receipt) for receipt in json.loads(line)]
+            self.claimed = {int(receipt): int(job) for receipt, job in json.loads(line)}
 
     def backend(self, conn):
         """The server process of its session, by the name that it gave itself."""
@@ -101,7 +101,7 @@ def enqueue(conn, paths):
 
 
 def kill_while_it_works(conn, worker):
-    """SIGKILL at a moment when the worker holds jobs; the receipts that it held."""
+    """SIGKILL at a moment when the worker holds jobs; the jobs that it held."""
 
     def holds():
         worker.process.send_signal(signal.SIGSTOP)
@@ -111,18 +111,19 @@ def kill_while_it_works(conn, worker):
             "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = %s AND state = 'active'",
             worker.backend(conn),
         ))
-        held = worker.claimed and conn.column(
-            "SELECT unnest(%s::bigint[]) EXCEPT SELECT receipt FROM results", worker.claimed
+        batch = worker.claimed
+        held = conn.column(
+            "SELECT unnest(%s::bigint[]) EXCEPT SELECT receipt FROM results", list(batch)
         )
-        if held and len(held) > 1:
-            return held
+        if len(held) > 1:
+            return [batch[receipt] for receipt in held]
         worker.process.send_signal(signal.SIGCONT)
         return None
 
-    held = wait_until(holds, 20, what=f"{worker.name} in the middle of a batch", every=0.002)
+    jobs = wait_until(holds, 20, what=f"{worker.name} in the middle of a batch", every=0.002)
     worker.process.send_signal(signal.SIGKILL)
     worker.process.wait()
-    return held
+    return jobs
 
 
 def show(rows):
@@ -170,9 +171,8 @@ def main():
         wait_until(lambda: progress(done(), len(paths)) >= len(paths) * 0.3, 120,
                    what="a third of the work", every=0.002)
         victim = workers.pop(0)
-        held = kill_while_it_works(conn, victim)
+        orphans = kill_while_it_works(conn, victim)
         killed = time.monotonic()
-        orphans = conn.column("SELECT id FROM awa.jobs WHERE run_lease = ANY(%s)", held)
         progress_end()
         say(f"killed {victim.name} (SIGKILL) while it held {len(orphans)} jobs")
 
@@ -186,6 +186,9 @@ def main():
         wait_until(lambda: state("state <> 'running' OR attempt > 1") == len(orphans), 30,
                    what="the orphans to be noticed", every=0.002)
         noticed = time.monotonic() - killed
+        # The last commit that it sent may have arrived after all.
+        orphans = [job for job in orphans if conn.value(
+            "SELECT state <> 'completed' OR attempt > 1 FROM awa.get_job(%s)", job)]
         say(f"all of them noticed after {noticed * 1000:.0f} ms, waiting out their backoff")
 
         worked = None

@@ -22,7 +22,7 @@ async function main() {
   while (!stopping) {
     const { rows: jobs } = await client.query({
       name: 'claim',
-      text: "SELECT receipt, args->>'path' AS path, attempt FROM awa.claim($1, $2, $3)",
+      text: "SELECT receipt, job_id, args->>'path' AS path, attempt FROM awa.claim($1, $2, $3)",
       values: [queue, BATCH, runtime],
     });
     if (jobs.length === 0) {
@@ -31,7 +31,7 @@ async function main() {
       continue;
     }
     // Receipts exceed 2^53: the driver hands them out as strings, and takes them so.
-    console.log(JSON.stringify(jobs.map((job) => job.receipt)));
+    console.log(JSON.stringify(jobs.map((job) => [job.receipt, job.job_id])));
     for (const { receipt, path, attempt } of jobs) {
       const content = readFileSync(path);
       const hash = createHash('sha256').update(content).digest('hex');

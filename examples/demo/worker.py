@@ -26,15 +26,15 @@ def main():
         runtime = conn.execute("SELECT awa.register_runtime(%s)", (name,)).fetchone()[0]
         while not stopping:
             jobs = conn.execute(
-                "SELECT receipt, args->>'path', attempt FROM awa.claim(%s, %s, %s)",
+                "SELECT receipt, job_id, args->>'path', attempt FROM awa.claim(%s, %s, %s)",
                 (queue, BATCH, runtime),
             ).fetchall()
             if not jobs:
                 # Wakes at the commit that makes a job ready; no polling.
                 conn.execute("CALL awa.wait_for_jobs(%s, '500 ms')", ([queue],))
                 continue
-            print(json.dumps([str(receipt) for receipt, _, _ in jobs]), flush=True)
-            for receipt, path, attempt in jobs:
+            print(json.dumps([[receipt, job_id] for receipt, job_id, _, _ in jobs]), flush=True)
+            for receipt, _, path, attempt in jobs:
                 with open(path, "rb") as file:
                     content = file.read()
                 with conn.transaction():
