@@ -15,6 +15,7 @@ class Database:
         self.server = server
         self.name = name or f"t{next(_numbers)}"
         self.sessions = []
+        self._conn = self._boot = None
         with server.connect() as conn:
             conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.name)))
         if extension:
@@ -53,8 +54,8 @@ class Database:
 
     @property
     def conn(self):
-        if getattr(self, "_conn", None) is None or self._conn.broken or self._conn.closed:
-            self._conn = self.connect()
+        if self._conn is None or self._conn.closed or self._boot != self.server.boots:
+            self._conn, self._boot = self.connect(), self.server.boots
         return self._conn
 
     def execute(self, query, *params):
@@ -131,6 +132,11 @@ class Database:
         self.sessions.clear()
 
     def drop(self):
+        with self.server.connect(self.name) as conn:
+            for gid in conn.column(
+                "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+            ):
+                conn.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
         with self.server.connect() as conn:
             conn.execute(
                 sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(

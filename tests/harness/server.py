@@ -55,6 +55,7 @@ class Server:
         self.home = new_home(name)
         self.data = self.home / "data"
         self.process = None
+        self.boots = 0  # a session of an earlier boot is of no use
         self.destroyed = False
 
     # Making one
@@ -94,6 +95,7 @@ class Server:
                 env=place.environment(),
                 start_new_session=True,
             )
+        self.boots += 1
         if self not in _running:
             _running.append(self)
         if wait:

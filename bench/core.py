@@ -1,0 +1,253 @@
+"""The core's figures, each beside what bare tables do in the same run on the same machine.
+
+    make bench               prints a table, writes bench/results/core.json
+    .venv/bin/python bench/core.py --jobs 20000
+
+fsync and synchronous_commit are on. One server, release build, args of 200 bytes.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+os.environ.setdefault("AWA_FLAVOUR", "release")
+
+from psycopg.types.json import Jsonb  # noqa: E402
+
+from harness import Database, Server  # noqa: E402
+from harness.server import sweep  # noqa: E402
+
+ARGS = {"text": "x" * 188}
+BATCH = 1000
+CLAIM = 500
+
+
+class Bench:
+    def __init__(self, jobs, singles):
+        self.jobs = jobs
+        self.singles = singles
+        self.results = []
+        self.server = Server(
+            {"awa.rotate_interval": "60s", "shared_buffers": "512MB", "max_wal_size": "8GB",
+             "checkpoint_timeout": "1h", "autovacuum_naptime": "1min"},
+            durable=True, name="bench",
+        ).init().start()
+        self.database = Database(self.server, "bench")
+        self.conn = self.database.connect()
+        self.conn.execute("CREATE TABLE bare (id bigserial PRIMARY KEY, queue text, args jsonb)")
+
+    def measure(self, name, number, work, beside=None):
+        """Runs `work`, notes jobs a second, WAL and commits a job."""
+        self.conn.execute("CHECKPOINT")
+        before = self.cost()
+        start = time.monotonic()
+        work()
+        took = time.monotonic() - start
+        wal, commits = (after - first for after, first in zip(self.cost(), before, strict=True))
+        result = {
+            "name": name, "jobs": number, "seconds": round(took, 3),
+            "per_second": round(number / took), "wal_bytes_per_job": round(wal / number, 1),
+            "commits_per_job": round(commits / number, 4), "beside": beside,
+        }
+        self.results.append(result)
+        print(f"  {name}: {result['per_second']:,}/s", flush=True)
+        return result
+
+    def cost(self):
+        self.conn.execute("SELECT pg_stat_force_next_flush()")
+        lsn = self.conn.value("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint")
+        # Of xids, not of pg_stat_database: what wrote, at once and exactly.
+        xids = self.conn.value("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+        return lsn, xids
+
+    # Bare tables
+
+    def bare_copy(self):
+        line = json.dumps(ARGS)
+        with self.conn.cursor() as cur:
+            for _ in range(self.jobs // BATCH):
+                with cur.copy("COPY bare (queue, args) FROM STDIN") as copy:
+                    for _ in range(BATCH):
+                        copy.write_row(("q", line))
+
+    def bare_insert(self, conn, number):
+        for _ in range(number):
+            conn.execute("INSERT INTO bare (queue, args) VALUES ('q', %s)", (Jsonb(ARGS),))
+
+    # The queue
+
+    def enqueue(self, queue):
+        jobs = Jsonb([{"kind": "k", "queue": queue, "args": ARGS}] * BATCH)
+        for _ in range(self.jobs // BATCH):
+            self.conn.execute("SELECT count(*) FROM awa.insert_jobs(%s)", (jobs,))
+
+    def enqueue_in_the_server(self, queue):
+        """One prepared array, no client in the way: what the engine does by itself."""
+        self.conn.execute(
+            """
+            DO $do$
+            DECLARE
+                jobs jsonb := (
+                    SELECT jsonb_agg(jsonb_build_object('kind', 'k', 'queue', %(queue)s,
+                        'args', jsonb_build_object('text', repeat('x', 188))))
+                    FROM generate_series(1, %(batch)s)
+                );
+            BEGIN
+                FOR n IN 1..%(rounds)s LOOP
+                    PERFORM count(*) FROM awa.insert_jobs(jobs);
+                    COMMIT;
+                END LOOP;
+            END $do$
+            """
+            % {"queue": f"'{queue}'", "batch": BATCH, "rounds": self.jobs // BATCH}
+        )
+
+    def drain(self, queue):
+        done = 0
+        while receipts := self.conn.column("SELECT receipt FROM awa.claim(%s, %s)", queue, CLAIM):
+            self.conn.execute("SELECT count(*) FROM awa.complete_many(%s)", (receipts,))
+            done += len(receipts)
+        assert done == self.jobs, f"{done} of {self.jobs} drained"
+
+    def drain_in_one_call(self, queue):
+        done, receipts = 0, []
+        while True:
+            receipts = self.conn.column(
+                "SELECT receipt FROM awa.complete_and_claim(%s, %s, %s)", receipts, queue, CLAIM
+            )
+            if not receipts:
+                break
+            done += len(receipts)
+        assert done == self.jobs, f"{done} of {self.jobs} drained"
+
+    def insert_singles(self, conn, number):
+        for _ in range(number):
+            conn.execute("SELECT awa.insert_job('k', %s, 'single')", (Jsonb(ARGS),))
+
+    def work_singles(self, conn, number):
+        for _ in range(number):
+            receipt = conn.value("SELECT receipt FROM awa.claim('single')")
+            conn.execute("SELECT awa.complete(%s)", (receipt,))
+
+    def in_parallel(self, clients, work):
+        """`work(conn, number)` by several connections, together self.singles times."""
+        conns = [self.database.connect() for _ in range(clients)]
+        threads = [
+            threading.Thread(target=work, args=(conn, self.singles // clients)) for conn in conns
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for conn in conns:
+            conn.close()
+
+    def round_trip(self):
+        """Enqueue to handler: a waiting worker has the job in its hands."""
+        worker, taken, seen = self.database.connect(), [], threading.Event()
+        ready = threading.Event()
+
+        def work():
+            for _ in range(300):
+                ready.set()
+                worker.execute("CALL awa.wait_for_jobs('{trip}', '10 s')")
+                receipt = worker.value("SELECT receipt FROM awa.claim('trip')")
+                taken.append(time.monotonic())
+                worker.execute("SELECT awa.complete(%s)", (receipt,))
+                seen.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        times = []
+        for _ in range(300):
+            ready.wait()
+            ready.clear()
+            time.sleep(0.003)  # lets it fall asleep: an idle system is what is measured
+            self.conn.execute("SELECT awa.insert_job('k', '{}', 'trip')")
+            committed = time.monotonic()
+            seen.wait()
+            seen.clear()
+            times.append(max(0.0, taken[-1] - committed) * 1000)
+        thread.join()
+        cuts = statistics.quantiles(times, n=100)
+        return {"p50_ms": round(statistics.median(times), 2), "p99_ms": round(cuts[98], 2)}
+
+    def run(self):
+        number, singles = self.jobs, self.singles
+        copy = self.measure("COPY into a bare table, one B-tree", number, self.bare_copy)
+        self.measure("insert_jobs, 1,000 a call, from psycopg", number,
+                     lambda: self.enqueue("a"), copy["name"])
+        self.measure("insert_jobs, 1,000 a call, in the server", number,
+                     lambda: self.enqueue_in_the_server("b"), copy["name"])
+        self.measure("drain: claim 500 + complete_many", number, lambda: self.drain("a"))
+        self.measure("drain: complete_and_claim 500", number, lambda: self.drain_in_one_call("b"))
+        for clients in (1, 8):
+            bare = self.measure(
+                f"single INSERT commits into a bare table, {clients} client(s)", singles,
+                lambda clients=clients: self.in_parallel(clients, self.bare_insert))
+            self.measure(
+                f"insert_job, one a commit, {clients} client(s)", singles,
+                lambda clients=clients: self.in_parallel(clients, self.insert_singles),
+                bare["name"])
+            self.measure(
+                f"claim + complete, one job a time, {clients} client(s)", singles,
+                lambda clients=clients: self.in_parallel(clients, self.work_singles),
+                bare["name"])
+        return self.round_trip()
+
+
+def machine():
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+         if line.startswith("model name")), platform.processor())
+    memory = int(Path("/proc/meminfo").read_text().split()[1]) // 1024**2
+    return f"{os.cpu_count()} x {model}, {memory} GiB, Linux {platform.release()}"
+
+
+def show(bench, latency):
+    by_name = {result["name"]: result for result in bench.results}
+    width = max(map(len, by_name))
+    print(f"\n  {'':<{width}}  {'per second':>10}  {'of bare':>7}  {'WAL B/job':>9}  commits/job")
+    for result in bench.results:
+        beside = by_name.get(result["beside"])
+        share = f"{result['per_second'] / beside['per_second']:.2f}" if beside else ""
+        print(f"  {result['name']:<{width}}  {result['per_second']:>10,}  {share:>7}"
+              f"  {result['wal_bytes_per_job']:>9,.0f}  {result['commits_per_job']:>11.4f}")
+    print(f"\n  commit to handler, idle: p50 {latency['p50_ms']} ms, p99 {latency['p99_ms']} ms")
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--jobs", type=int, default=100_000, help="of the bulk parts")
+    options.add_argument("--singles", type=int, default=8_000, help="of the one-by-one parts")
+    options.add_argument("--out", default=str(ROOT / "bench/results/core.json"))
+    options = options.parse_args()
+    sweep()
+    print(machine())
+    bench = Bench(options.jobs // BATCH * BATCH, options.singles // 8 * 8)
+    try:
+        latency = bench.run()
+        version = bench.conn.value("SHOW server_version")
+        show(bench, latency)
+    finally:
+        bench.server.destroy()
+    out = Path(options.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(), "postgres": version, "results": bench.results,
+        "commit_to_handler": latency,
+    }, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
