@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 /// Makes the C function `$symbol` of a safe function with the signature
 /// `fn(&mut Call) -> Result<Returned>`; `CREATE FUNCTION ... LANGUAGE c AS
 /// 'MODULE_PATHNAME', '$symbol'` declares it.
+#[allow(unused_macros)]
 macro_rules! sql_function {
     ($symbol:ident, $body:path) => {
         const _: () = {
@@ -36,6 +37,7 @@ macro_rules! sql_function {
         };
     };
 }
+#[allow(unused_imports)]
 pub(crate) use sql_function;
 
 /// # Safety

@@ -45,7 +45,7 @@ impl Table {
     pub fn open(oid: u32, mode: LockMode) -> Self {
         // SAFETY: raises for what is not a table.
         let relation = unsafe { pg_sys::table_open(oid.into(), mode as i32) };
-        Self { relation, mode, writer: RefCell::new(None) }
+        Self::over(relation, mode)
     }
 
     /// None if the lock would have to be waited for, or the table is gone.
@@ -59,7 +59,15 @@ impl Table {
             lock::unlock(oid, mode);
             return None;
         }
-        Some(Self { relation, mode, writer: RefCell::new(None) })
+        Some(Self::over(relation, mode))
+    }
+
+    /// What is below knows the heap's tuples and none of another access method.
+    fn over(relation: pg_sys::Relation, mode: LockMode) -> Self {
+        // SAFETY: open.
+        let is_heap = unsafe { ptr::eq((*relation).rd_tableam, pg_sys::GetHeapamTableAmRoutine()) };
+        assert!(is_heap, "awa tables must use the heap access method");
+        Self { relation, mode, writer: RefCell::new(None) }
     }
 
     pub fn close_keep_lock(self) {}
