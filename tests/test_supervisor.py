@@ -1,8 +1,11 @@
 """The launcher and its workers: present where they should be, and never in the way."""
 
+import os
+import random
 import signal
 import subprocess
 import time
+from contextlib import contextmanager
 
 import psycopg
 import pytest
@@ -41,7 +44,7 @@ def own_base(own_server):
 
 def _served(server):
     database = plain_database(server)
-    with server.connect(database.name) as conn:
+    with session(server, database.name) as conn:
         conn.execute("CREATE EXTENSION awa")
     wait_worker(server, database.name)
     yield database
@@ -84,6 +87,18 @@ def stays_without(server, dbname, seconds=0.5):
         time.sleep(0.05)
 
 
+@contextmanager
+def session(server, dbname):
+    """A session whose backend is gone when it ends: DROP DATABASE must not find it."""
+    conn = server.connect(dbname)
+    pid = conn.pid
+    try:
+        yield conn
+    finally:
+        conn.close()
+        wait_until(lambda: not alive(pid), what="end of the session")
+
+
 def timed(call, *args):
     start = time.monotonic()
     call(*args)
@@ -99,8 +114,10 @@ def test_a_database_is_served_within_a_second(cluster):
     stays_without(cluster, database.name, 0.2)
     conn.execute("CREATE EXTENSION awa")
     start = time.monotonic()
-    wait_worker(cluster, database.name)
+    pid = wait_worker(cluster, database.name)
     assert time.monotonic() - start < 1
+    with open(f"/proc/{pid}/cmdline") as title:
+        assert f"awa worker {database.name}" in title.read()
     database.close_sessions()
     database.drop()
 
@@ -221,7 +238,7 @@ def test_a_forced_drop_by_a_plain_owner_wins_every_race(cluster, admin):
         with cluster.connect(user="hasty") as hasty:
             for round in range(20):
                 admin.execute("CREATE DATABASE hasty OWNER hasty")
-                with cluster.connect("hasty") as conn:
+                with session(cluster, "hasty") as conn:
                     conn.execute("CREATE EXTENSION awa")
                 time.sleep(round * 0.002)
                 hasty.execute("DROP DATABASE hasty WITH (FORCE)")
@@ -551,23 +568,22 @@ def test_more_databases_than_slots_are_looked_at(new_server):
 
 
 def test_without_a_free_worker_slot_the_log_names_the_setting(new_server):
-    # One slot is the launcher's, one the logical replication launcher's.
-    server = new_server({"max_worker_processes": 2})
-    first, second = plain_database(server), plain_database(server)
-    names = sorted([first.name, second.name])
-    for database in (first, second):
-        with server.connect(database.name) as conn:
+    # One is the launcher's, one the logical replication launcher's: one is left.
+    server = new_server({"max_worker_processes": 3})
+    names = [plain_database(server).name for _ in range(2)]
+    for name in names:
+        with session(server, name) as conn:
             conn.execute("CREATE EXTENSION awa")
     server.wait_log("out of background worker slots", 15)
     assert "You might need to increase max_worker_processes." in server.log()
-    assert server.log().count("out of background worker slots") < 3
-    # What is served goes on, and the other one gets its turn when there is room.
+    served = [name for name in names if worker(server, name)]
+    assert len(served) == 1
+    # It goes on, and the other one gets its turn when there is room.
     with server.connect() as conn:
-        if served := conn.column("SELECT datname FROM pg_stat_activity WHERE datname = ANY(%s)"
-                                 " AND backend_type = 'awa worker'", names):
-            conn.execute(f"DROP DATABASE {served[0]}")
-            (waiting,) = set(names) - set(served)
-            wait_worker(server, waiting, 10)
+        conn.execute(f"DROP DATABASE {served[0]}")
+    (waiting,) = set(names) - set(served)
+    wait_worker(server, waiting, 10)
+    assert server.log().count("out of background worker slots") == 1
 
 
 # Standby, preload
@@ -659,3 +675,72 @@ def test_errors_of_utility_statements_keep_their_fields(cluster, base):
     with pytest.raises(psycopg.errors.UniqueViolation) as caught:
         conn.execute("ALTER TABLE t ADD CONSTRAINT only_one UNIQUE (a)")
     assert caught.value.diag.constraint_name == "only_one"
+
+
+@pytest.mark.chaos
+def test_chaos(own_server):
+    """Databases come, go and change while workers and launcher are terminated."""
+    end = time.monotonic() + float(os.environ.get("AWA_CHAOS_SECONDS", "60"))
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    with own_server.connect() as admin:
+        admin.execute("CREATE ROLE plain LOGIN CREATEDB")
+
+    def live(number):
+        """One owner with databases of its own: nobody but a worker is ever in them."""
+        dice = random.Random(seed + number)
+        name, is_there = f"c{number}", False
+        with own_server.connect() as admin, own_server.connect(user="plain") as plain:
+            while time.monotonic() < end:
+                if not is_there:
+                    plain.execute(f"CREATE DATABASE {name}")
+                    with session(own_server, name) as conn:
+                        conn.execute("CREATE EXTENSION awa")
+                    is_there = True
+                time.sleep(dice.choice([0, 0.005, 0.02, 0.1]))
+                match dice.randrange(6):
+                    case 0:
+                        plain.execute(f"DROP DATABASE {name} WITH (FORCE)")
+                        is_there = False
+                    case 1:
+                        plain.execute(f"DROP DATABASE {name}")
+                        is_there = False
+                    case 2:
+                        plain.execute(f"ALTER DATABASE {name} RENAME TO {name}_2")
+                        plain.execute(f"ALTER DATABASE {name}_2 RENAME TO {name}")
+                    case 3:
+                        plain.execute(f"CREATE DATABASE {name}_copy TEMPLATE {name}")
+                        plain.execute(f"DROP DATABASE {name}_copy WITH (FORCE)")
+                    case 4:
+                        with session(own_server, name) as conn:
+                            conn.begin()
+                            conn.execute("DROP EXTENSION awa")
+                            conn.execute("CREATE EXTENSION awa")
+                            conn.execute(dice.choice(["COMMIT", "ROLLBACK"]))
+                    case 5:
+                        admin.execute(
+                            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                            " WHERE backend_type = 'awa worker' AND datname = %s", (name,)
+                        )
+        return name if is_there else None
+
+    def end_launchers():
+        with own_server.connect() as admin:
+            while time.monotonic() < end:
+                time.sleep(0.7)
+                admin.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE backend_type = 'awa launcher'"
+                )
+
+    owners = [Background(live, number) for number in range(4)]
+    others = Background(end_launchers)
+    names = [owner.result(180) for owner in owners]
+    others.result()
+    for name in filter(None, names):
+        wait_worker(own_server, name, 15)
+    with own_server.connect() as admin:
+        running = admin.column(WORKER.replace("pid", "datname", 1).replace("= %s", "IS NOT NULL"))
+    assert sorted(running) == sorted(filter(None, names))
+    assert "was terminated by signal" not in own_server.log()
+    assert "PANIC" not in own_server.log()
