@@ -29,6 +29,7 @@ pub extern "C-unwind" fn _PG_init() {
     let dispatcher = dispatch::plan(dispatch::capacities(), registry);
     pg::shmem::attach(|block, _size| dispatch::format(block));
     pg::shmem::request(registry + dispatcher, dispatch::LOCK + 1);
+    supervisor::set_callbacks(dispatch::callbacks());
     pg::hooks::install();
     pg::worker::register_launcher();
 }

@@ -9,7 +9,7 @@ use crate::error::{Error, Result, SqlState};
 use crate::maintenance::{Context, STEPS};
 use crate::pg::call::{Call, Returned, sql_function};
 use crate::pg::datum::{Interval, ToDatum};
-use crate::pg::{catalog, latch, trigger, xact};
+use crate::pg::{catalog, latch, spi, trigger, xact};
 use crate::store::acl::Profile;
 
 sql_function!(awa_maintain, maintain);
@@ -82,9 +82,13 @@ fn rebuild(_call: &mut Call) -> Result<Returned> {
 /// Rows that did not come through our functions reach memory through a replay.
 fn foreign_rows(call: &mut Call) -> Result<Returned> {
     trigger::ensure(call)?;
+    if spi::is_own() {
+        return Ok(Returned::Void);
+    }
     let db = dispatch::attach()?;
     dispatch::reserve_log(1)?;
     let subxact = xact::current_subxact();
     dispatch::with(|d| dispatch::log_act(d, db, subxact, Act::Foreign));
-    Ok(Returned::Null)
+    // No row is a null pointer, which is not the same as NULL (trigger.c).
+    Ok(Returned::Void)
 }

@@ -18,9 +18,10 @@ pub mod wait;
 use std::sync::OnceLock;
 
 use crate::domain::dispatcher::{Dispatcher, Wakes};
-use crate::domain::entities::{Db, Phase};
+use crate::domain::entities::{Database, Db, Phase};
 use crate::error::{Error, SqlState};
 use crate::pg::{guc, latch, lwlock, registry, shmem};
+use crate::supervisor;
 
 pub use callbacks::{install, probe_doubts, runtime_gone};
 pub use layout::{Capacities, Layout};
@@ -100,6 +101,32 @@ pub fn with<R>(body: impl FnOnce(&mut Dispatcher<'_>) -> R) -> R {
         latch::set_latch_of(*proc);
     }
     result
+}
+
+/// What the dispatcher wants to hear about the life of databases.
+pub fn callbacks() -> supervisor::Callbacks {
+    supervisor::Callbacks {
+        on_drop_database: |database| forget(|d| d.oid == database),
+        on_drop_extension: |database, extension| {
+            forget(|d| d.oid == database && d.extension == extension);
+        },
+        on_databases: |databases| forget(|d| !databases.contains(&d.oid)),
+        after_commit_prepared: |_gid, _committed| probe_doubts(),
+    }
+}
+
+/// Frees the memory of databases that are gone.
+fn forget(is_gone: impl Fn(&Database) -> bool) {
+    if place().is_none() {
+        return;
+    }
+    with(|d| {
+        for db in 0..d.databases.len() {
+            if d.databases[db].phase != Phase::Absent && is_gone(&d.databases[db]) {
+                d.detach(db as Db);
+            }
+        }
+    });
 }
 
 /// A guard was lost to a panic: what it protected may be half-written.

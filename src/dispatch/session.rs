@@ -13,6 +13,7 @@ use crate::store;
 const PATIENCE: i64 = 5_000_000;
 
 thread_local! {
+    static INSTALLED: Cell<bool> = const { Cell::new(false) };
     static LOG: RefCell<UndoLog> = const { RefCell::new(UndoLog::new()) };
 }
 
@@ -49,6 +50,9 @@ pub fn capacity(full: Full) -> Error {
 /// The slot of this database; begins to serve it if this is the first use since the
 /// server started. Producing needs no more than this.
 pub fn attach() -> Result<Db> {
+    if !INSTALLED.replace(true) {
+        super::install();
+    }
     let (oid, extension) = catalog::identity()?;
     if let Some(db) = super::with(|d| d.database(oid, extension)) {
         return Ok(db);

@@ -1,6 +1,6 @@
 //! SQL, for everything that is not on the hot path.
 
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
 use core::ffi::{CStr, c_int};
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -38,6 +38,16 @@ pub fn as_owner<T>(body: impl FnOnce(&Spi) -> Result<T>) -> Result<T> {
     result
 }
 
+thread_local! {
+    /// How many `as_owner` are running.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Whether the statement that runs is one of ours, for triggers that look for others.
+pub fn is_own() -> bool {
+    DEPTH.get() > 0
+}
+
 /// The role as it was. Put back even while panicking: two assignments, and nothing
 /// must run with the owner's privileges on the way out.
 struct Role {
@@ -47,6 +57,7 @@ struct Role {
 
 impl Role {
     fn switch_to(owner: u32) -> Self {
+        DEPTH.set(DEPTH.get() + 1);
         let mut role = Self { user: pg_sys::InvalidOid, context: 0 };
         // SAFETY: backend-local. The flag refuses SET ROLE and the like meanwhile.
         unsafe {
@@ -62,6 +73,7 @@ impl Role {
 
 impl Drop for Role {
     fn drop(&mut self) {
+        DEPTH.set(DEPTH.get().saturating_sub(1));
         // SAFETY: what GetUserIdAndSecContext gave.
         unsafe { pg_sys::SetUserIdAndSecContext(self.user, self.context) }
     }

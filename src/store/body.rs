@@ -139,7 +139,7 @@ impl Placed {
                 unique_states: row.copied_varlena(c::UNIQUE_STATES),
                 ordering_key: row.copied_varlena(c::ORDERING_KEY),
                 concurrency_key: row.copied_varlena(c::CONCURRENCY_KEY),
-                attempt_deadline: row.copied_varlena(c::ATTEMPT_DEADLINE),
+                attempt_deadline: row.interval(c::ATTEMPT_DEADLINE).map(|i| i.to_datum()),
                 history: row.copied_varlena(c::HISTORY),
             },
         })

@@ -94,7 +94,7 @@ impl Deferred {
                 unique_states: row.copied_varlena(16),
                 ordering_key: row.copied_varlena(17),
                 concurrency_key: row.copied_varlena(18),
-                attempt_deadline: row.copied_varlena(19),
+                attempt_deadline: row.interval(19).map(|i| i.to_datum()),
                 history: row.copied_varlena(20),
             },
         })

@@ -82,7 +82,7 @@ impl Done {
                 unique_states: row.copied_varlena(18),
                 ordering_key: row.copied_varlena(19),
                 concurrency_key: row.copied_varlena(20),
-                attempt_deadline: row.copied_varlena(21),
+                attempt_deadline: row.interval(21).map(|i| i.to_datum()),
                 history: row.copied_varlena(22),
             },
         })
