@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import psycopg
@@ -252,10 +253,10 @@ def sweep():
             pid, since = (home / "owner").read_text().split()
             if started_at(int(pid)) == since:
                 continue
-        except FileNotFoundError:
-            pass
         except (ValueError, OSError):
-            pass
+            # No such process, or no mark yet: its maker may be about to write it.
+            if not (home / "owner").exists() and time.time() - home.stat().st_mtime < 60:
+                continue
         try:
             postmaster = int((home / "data/postmaster.pid").read_text().split()[0])
             if str(home / "data") in Path(f"/proc/{postmaster}/cmdline").read_text():
