@@ -3,6 +3,7 @@
 use super::{access, args};
 use crate::dispatch;
 use crate::domain::entities::Counts;
+use crate::domain::table::NIL;
 use crate::error::Result;
 use crate::pg::call::{Call, Returned, sql_function};
 use crate::pg::datum::{Interval, ToDatum};
@@ -20,7 +21,6 @@ fn prepare(call: &mut Call) -> Result<Returned> {
     let queue = args::queue(call, 0)?;
     access::check(&queue, Profile::Operator)?;
     queues::create(&queue)?;
-    queues::ensure_loaded(&queue)?;
     Ok(Returned::Void)
 }
 
@@ -57,7 +57,9 @@ fn stats(call: &mut Call) -> Result<Returned> {
         found.clear();
         for at in d.queues.indexes() {
             let queue = &d.queues[at];
-            if queue.db == db && (queue.lanes != crate::domain::table::NIL || queue.stored) {
+            if queue.db == db
+                && (queue.lanes != NIL || queue.stored || queue.counts != Counts::default())
+            {
                 found.push(Stats {
                     queue: queue.name().to_owned(),
                     paused: queue.paused,
