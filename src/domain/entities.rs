@@ -60,7 +60,7 @@ pub struct Segment {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct Database {
     pub oid: u32,
     pub extension: u32,
