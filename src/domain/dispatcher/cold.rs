@@ -20,7 +20,7 @@ pub struct Cold {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loaded {
-    Loaded,
+    Ready,
     /// Somebody else loaded it.
     NotCold,
     /// The number of jobs is another: they were read from a segment that the chunk has left
@@ -138,7 +138,7 @@ impl Dispatcher<'_> {
         self.lanes[lane].chunks += 1;
         self.lanes[lane].cold -= 1;
         self.link_chunk(at);
-        Ok(Loaded::Loaded)
+        Ok(Loaded::Ready)
     }
 
     fn find_cold(&self, db: Db, number: i64) -> Option<(u32, usize)> {

@@ -8,6 +8,7 @@
 mod claim;
 mod close;
 mod cold;
+mod doubt;
 mod enqueue;
 mod release;
 mod replay;
