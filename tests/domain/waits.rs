@@ -208,3 +208,24 @@ fn a_backlog_larger_than_memory_is_claimed_in_order() {
     }
     assert_eq!((seen, d.pages.used(), d.chunks.used()), (60 * 1024, 0, 0));
 }
+
+#[test]
+fn doubts_are_settled_in_the_order_of_their_acts() {
+    let mut memory = Memory::new(&ROOMY);
+    let mut d = open(&mut memory);
+    let queue = lane(&mut d, "q", 1);
+    let mut log = UndoLog::new();
+    for paused in [true, false, true, false, true] {
+        d.note(0, 1, Act::Pause { queue, paused }, &mut log);
+    }
+    assert!(d.keep_doubts(77, log.entries()));
+    d.settle_doubts(77, true, 0);
+    assert!(d.queues[queue].paused);
+    // The number a caller gives does not matter, the order of restoring does.
+    for (order, paused) in [(9, true), (3, false)] {
+        let act = Act::Pause { queue, paused };
+        d.restore_doubt(Doubt { db: 0, xid: 78, order, act }).unwrap();
+    }
+    d.settle_doubts(78, true, 0);
+    assert!(!d.queues[queue].paused);
+}
