@@ -43,6 +43,7 @@ struct Stats {
     paused: bool,
     counts: Counts,
     oldest: Option<i64>,
+    rates: (f64, f64),
 }
 
 fn stats(call: &mut Call) -> Result<Returned> {
@@ -65,6 +66,7 @@ fn stats(call: &mut Call) -> Result<Returned> {
                     paused: queue.paused,
                     counts: queue.counts,
                     oldest: d.oldest_ready(at),
+                    rates: (queue.enqueued.per_second(now), queue.completed.per_second(now)),
                 });
             }
         }
@@ -89,6 +91,8 @@ fn stats(call: &mut Call) -> Result<Returned> {
             Some(failed.to_datum()),
             Some(cancelled.to_datum()),
             row.oldest.map(|born| Interval::of_micros((now - born).max(0)).to_datum()),
+            Some(row.rates.0.to_datum()),
+            Some(row.rates.1.to_datum()),
         ])?;
     }
     Ok(Returned::Void)
