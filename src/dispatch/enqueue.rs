@@ -57,7 +57,7 @@ pub fn enqueue(jobs: Vec<NewJob>) -> Result<Vec<i64>> {
         let shard = shard_of(&settings);
         job.body.created_at = now;
         job.body.max_attempts = job.max_attempts.unwrap_or(settings.max_attempts);
-        match job.run_at {
+        match job.run_at.filter(|at| *at != i64::MIN) {
             Some(run_at) if run_at > now => later.push((at, run_at, priority, shard, job)),
             Some(run_at) => {
                 job.body.run_at = (run_at != now).then_some(run_at);
