@@ -268,8 +268,8 @@ fn defer(db: Db, jobs: Vec<(usize, i64, u8, u8, NewJob)>, ids: &mut [i64]) -> Re
 /// Puts jobs aside, and tells the worker when the transaction commits.
 pub fn write_deferred(db: Db, rows: &[deferred::Deferred]) -> Result<()> {
     reserve_log(rows.len())?;
-    deferred::write(rows)?;
     let subxact = xact::current_subxact();
+    // Before the rows: a rebuild that sees them leaves out what was noted before it began.
     super::with(|d| {
         for row in rows {
             let queue = d.ensure_queue(db, &row.queue)?;
@@ -279,7 +279,8 @@ pub fn write_deferred(db: Db, rows: &[deferred::Deferred]) -> Result<()> {
         }
         Ok(())
     })
-    .map_err(capacity)
+    .map_err(capacity)?;
+    deferred::write(rows)
 }
 
 /// 23514 unless the priority is one.

@@ -91,7 +91,11 @@ impl Act {
     pub fn is_rebuilt(self) -> bool {
         matches!(
             self,
-            Self::Enqueue { .. } | Self::Claim { .. } | Self::Close { .. } | Self::Release { .. }
+            Self::Enqueue { .. }
+                | Self::Claim { .. }
+                | Self::Close { .. }
+                | Self::Release { .. }
+                | Self::Defer { .. }
         )
     }
 }

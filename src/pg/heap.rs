@@ -553,16 +553,21 @@ impl Row {
 
     /// Whether a committed transaction deleted or replaced the row.
     pub fn is_deleted(&self) -> bool {
+        self.deleter().is_some_and(|fate| fate == Fate::Committed)
+    }
+
+    /// What became of the transaction that deleted or replaced the row, if one tried to.
+    pub fn deleter(&self) -> Option<Fate> {
         // SAFETY: a pinned tuple's header (HeapTupleHeaderGetUpdateXid).
         unsafe {
             let header = self.header();
             let mask = u32::from((*header).t_infomask);
             if mask & pg_sys::HEAP_XMAX_INVALID != 0 || mask & pg_sys::HEAP_XMAX_LOCK_ONLY != 0 {
-                return false;
+                return None;
             }
             let is_multi = mask & pg_sys::HEAP_XMAX_IS_MULTI != 0;
             if !is_multi && mask & pg_sys::HEAP_XMAX_COMMITTED != 0 {
-                return true;
+                return Some(Fate::Committed);
             }
             let xmax = if is_multi {
                 pg_sys::HeapTupleGetUpdateXid(header)
@@ -570,7 +575,15 @@ impl Row {
                 (*header).t_choice.t_heap.t_xmax
             };
             let xmax = xmax.into_inner();
-            xmax != 0 && !super::xact::is_in_progress(xmax) && super::xact::did_commit(xmax)
+            if xmax == 0 {
+                None
+            } else if super::xact::is_in_progress(xmax) {
+                Some(Fate::InProgress(xmax))
+            } else if super::xact::did_commit(xmax) {
+                Some(Fate::Committed)
+            } else {
+                Some(Fate::Aborted)
+            }
         }
     }
 }

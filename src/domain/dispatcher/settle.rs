@@ -50,6 +50,7 @@ impl Dispatcher<'_> {
             // Replay ran between the act and its rows, and saw nothing.
             self.base(db).replay_due = true;
         }
+        self.unpin(db, act);
         self.leave_to_doubts(db);
     }
 
@@ -62,6 +63,7 @@ impl Dispatcher<'_> {
         if self.base(db).generation == generation || !act.is_rebuilt() {
             self.abort_act(db, act, now);
         } else {
+            self.unpin(db, act);
             self.leave_to_doubts(db);
         }
     }
