@@ -12,7 +12,9 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -29,6 +31,11 @@ from harness.server import sweep  # noqa: E402
 ARGS = {"text": "x" * 188}
 BATCH = 1000
 CLAIM = 500
+BARE_INSERT = f"INSERT INTO bare (queue, args) VALUES ('q', '{json.dumps(ARGS)}');"
+INSERT_JOB = f"SELECT awa.insert_job('k', '{json.dumps(ARGS)}', 'single');"
+CLAIM_AND_COMPLETE = (
+    "SELECT receipt FROM awa.claim('single') \\gset", "SELECT awa.complete(:receipt);"
+)
 
 
 class Bench:
@@ -46,17 +53,20 @@ class Bench:
         self.conn.execute("CREATE TABLE bare (id bigserial PRIMARY KEY, queue text, args jsonb)")
 
     def measure(self, name, number, work, beside=None):
-        """Runs `work`, notes jobs a second, WAL and commits a job."""
+        """Runs `work`, notes jobs a second; WAL, commits and the server's CPU a job."""
         self.conn.execute("CHECKPOINT")
         before = self.cost()
         start = time.monotonic()
         work()
         took = time.monotonic() - start
-        wal, commits = (after - first for after, first in zip(self.cost(), before, strict=True))
+        wal, commits, cpu = (
+            after - first for after, first in zip(self.cost(), before, strict=True)
+        )
         result = {
             "name": name, "jobs": number, "seconds": round(took, 3),
             "per_second": round(number / took), "wal_bytes_per_job": round(wal / number, 1),
-            "commits_per_job": round(commits / number, 4), "beside": beside,
+            "commits_per_job": round(commits / number, 4),
+            "cpu_us_per_job": round(cpu / number * 1e6, 1), "beside": beside,
         }
         self.results.append(result)
         print(f"  {name}: {result['per_second']:,}/s", flush=True)
@@ -67,7 +77,22 @@ class Bench:
         lsn = self.conn.value("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint")
         # Of xids, not of pg_stat_database: what wrote, at once and exactly.
         xids = self.conn.value("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
-        return lsn, xids
+        return lsn, xids, self.cpu()
+
+    def cpu(self):
+        """Seconds that the server's processes have used so far, ended ones included."""
+        ticks = 0
+        parent = self.server.process.pid
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = path.read_text().rpartition(")")[2].split()
+            except OSError:  # it has just ended
+                continue
+            if int(path.parent.name) == parent:
+                ticks += sum(map(int, fields[11:15]))
+            elif int(fields[1]) == parent:
+                ticks += sum(map(int, fields[11:13]))
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     # Bare tables
 
@@ -78,10 +103,6 @@ class Bench:
                 with cur.copy("COPY bare (queue, args) FROM STDIN") as copy:
                     for _ in range(BATCH):
                         copy.write_row(("q", line))
-
-    def bare_insert(self, conn, number):
-        for _ in range(number):
-            conn.execute("INSERT INTO bare (queue, args) VALUES ('q', %s)", (Jsonb(ARGS),))
 
     # The queue
 
@@ -129,27 +150,21 @@ class Bench:
             done += len(receipts)
         assert done == self.jobs, f"{done} of {self.jobs} drained"
 
-    def insert_singles(self, conn, number):
-        for _ in range(number):
-            conn.execute("SELECT awa.insert_job('k', %s, 'single')", (Jsonb(ARGS),))
+    def pgbench(self, clients, *statements):
+        """The statements, self.singles times by so many connections together.
 
-    def work_singles(self, conn, number):
-        for _ in range(number):
-            receipt = conn.value("SELECT receipt FROM awa.claim('single')")
-            conn.execute("SELECT awa.complete(%s)", (receipt,))
-
-    def in_parallel(self, clients, work):
-        """`work(conn, number)` by several connections, together self.singles times."""
-        conns = [self.database.connect() for _ in range(clients)]
-        threads = [
-            threading.Thread(target=work, args=(conn, self.singles // clients)) for conn in conns
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for conn in conns:
-            conn.close()
+        By pgbench, since eight threads of Python would measure Python.
+        """
+        with tempfile.NamedTemporaryFile("w", suffix=".sql") as script:
+            script.write("\n".join(statements) + "\n")
+            script.flush()
+            done = subprocess.run(
+                [self.server.bin / "pgbench", "-n", "-M", "prepared", "-c", str(clients),
+                 "-j", str(min(clients, os.cpu_count())), "-t", str(self.singles // clients),
+                 "-f", script.name, self.database.conninfo()],
+                capture_output=True, text=True,
+            )
+        assert done.returncode == 0 and "ERROR" not in done.stderr, done.stderr
 
     def round_trip(self):
         """Enqueue to handler: a waiting worker has the job in its hands."""
@@ -193,15 +208,13 @@ class Bench:
         for clients in (1, 8):
             bare = self.measure(
                 f"single INSERT commits into a bare table, {clients} client(s)", singles,
-                lambda clients=clients: self.in_parallel(clients, self.bare_insert))
+                lambda clients=clients: self.pgbench(clients, BARE_INSERT))
             self.measure(
                 f"insert_job, one a commit, {clients} client(s)", singles,
-                lambda clients=clients: self.in_parallel(clients, self.insert_singles),
-                bare["name"])
+                lambda clients=clients: self.pgbench(clients, INSERT_JOB), bare["name"])
             self.measure(
-                f"claim + complete, one job a time, {clients} client(s)", singles,
-                lambda clients=clients: self.in_parallel(clients, self.work_singles),
-                bare["name"])
+                f"claim, then complete, one job a time, {clients} client(s)", singles,
+                lambda clients=clients: self.pgbench(clients, *CLAIM_AND_COMPLETE), bare["name"])
         return self.round_trip()
 
 
@@ -216,12 +229,14 @@ def machine():
 def show(bench, latency):
     by_name = {result["name"]: result for result in bench.results}
     width = max(map(len, by_name))
-    print(f"\n  {'':<{width}}  {'per second':>10}  {'of bare':>7}  {'WAL B/job':>9}  commits/job")
+    print(f"\n  {'':<{width}}  {'per second':>10}  {'of bare':>7}  {'WAL B/job':>9}"
+          f"  {'commits/job':>11}  CPU us/job")
     for result in bench.results:
         beside = by_name.get(result["beside"])
         share = f"{result['per_second'] / beside['per_second']:.2f}" if beside else ""
         print(f"  {result['name']:<{width}}  {result['per_second']:>10,}  {share:>7}"
-              f"  {result['wal_bytes_per_job']:>9,.0f}  {result['commits_per_job']:>11.4f}")
+              f"  {result['wal_bytes_per_job']:>9,.0f}  {result['commits_per_job']:>11.4f}"
+              f"  {result['cpu_us_per_job']:>10.1f}")
     print(f"\n  commit to handler, idle: p50 {latency['p50_ms']} ms, p99 {latency['p99_ms']} ms")
 
 
