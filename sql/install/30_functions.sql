@@ -113,12 +113,14 @@ CREATE FUNCTION awa.queue_stats_rows()
 RETURNS TABLE (
     queue text, paused boolean, scheduled bigint, available bigint, running bigint,
     retryable bigint, waiting_external bigint, dlq bigint, completed_total bigint,
-    failed_total bigint, cancelled_total bigint, oldest_available_age interval)
+    failed_total bigint, cancelled_total bigint, oldest_available_age interval,
+    enqueue_rate float8, complete_rate float8)
 LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_queue_stats_rows';
 
 CREATE VIEW awa.queue_stats WITH (security_barrier) AS
     SELECT queue, paused, scheduled, available, running, retryable, waiting_external, dlq,
-           completed_total, failed_total, cancelled_total, oldest_available_age
+           completed_total, failed_total, cancelled_total, oldest_available_age,
+           enqueue_rate, complete_rate
     FROM awa.queue_stats_rows();
 
 -- Operate

@@ -163,6 +163,9 @@ fn wait_for_jobs(call: &mut Call) -> Result<Returned> {
     } else {
         timeout
     };
+    // The first use of a database takes numbers from a sequence, which needs an xid: not in
+    // the transaction that waits.
+    wait::prepare(&queues)?;
     let until = xact::micros().saturating_add(timeout);
     let available = procedure::without_snapshot(atomic, || {
         loop {

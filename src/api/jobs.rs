@@ -1,6 +1,7 @@
 //! The view `awa.jobs` and get_job: from the tables alone, so a standby has them too.
 
-use super::{access, args};
+use super::access;
+use crate::dispatch;
 use crate::domain::entities::SEGMENTS;
 use crate::error::Result;
 use crate::pg::call::{Call, Returned, Rows, sql_function};
@@ -55,8 +56,8 @@ fn all(call: &mut Call) -> Result<Returned> {
 }
 
 fn one(call: &mut Call) -> Result<Returned> {
-    let job_id = args::required(call.i64(0), "job_id")?;
     let mut rows = call.rows()?;
+    let Some(job_id) = call.i64(0) else { return Ok(Returned::Void) };
     // A job that moves between tables meanwhile is in neither for an older snapshot: a read
     // that finds nothing looks once more.
     let found = match jobs::find(job_id, Snapshot::Active)? {
@@ -69,6 +70,15 @@ fn one(call: &mut Call) -> Result<Returned> {
         push(&mut rows, &job, xact::micros())?;
     }
     Ok(Returned::Void)
+}
+
+/// Extensions live in memory only; a standby has none.
+fn deadline(job: &Job) -> Option<i64> {
+    let receipt = job.receipt.filter(|_| job.state == State::Running)?;
+    if xact::is_in_recovery() {
+        return job.deadline;
+    }
+    dispatch::deadline_of(receipt).or(job.deadline)
 }
 
 fn push(rows: &mut Rows, job: &Job, now: i64) -> Result<()> {
@@ -101,7 +111,7 @@ fn push(rows: &mut Rows, job: &Job, now: i64) -> Result<()> {
         Some(body.max_attempts.to_datum()),
         time(Some(job.run_at)),
         None,
-        time(job.deadline),
+        time(deadline(job)),
         time(job.attempted_at),
         time(job.finalized_at),
         time(Some(body.created_at)),

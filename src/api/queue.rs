@@ -3,6 +3,7 @@
 use super::{access, args};
 use crate::dispatch;
 use crate::domain::entities::Counts;
+use crate::domain::table::NIL;
 use crate::error::Result;
 use crate::pg::call::{Call, Returned, sql_function};
 use crate::pg::datum::{Interval, ToDatum};
@@ -20,7 +21,6 @@ fn prepare(call: &mut Call) -> Result<Returned> {
     let queue = args::queue(call, 0)?;
     access::check(&queue, Profile::Operator)?;
     queues::create(&queue)?;
-    queues::ensure_loaded(&queue)?;
     Ok(Returned::Void)
 }
 
@@ -43,6 +43,7 @@ struct Stats {
     paused: bool,
     counts: Counts,
     oldest: Option<i64>,
+    rates: (f64, f64),
 }
 
 fn stats(call: &mut Call) -> Result<Returned> {
@@ -57,12 +58,15 @@ fn stats(call: &mut Call) -> Result<Returned> {
         found.clear();
         for at in d.queues.indexes() {
             let queue = &d.queues[at];
-            if queue.db == db && (queue.lanes != crate::domain::table::NIL || queue.stored) {
+            if queue.db == db
+                && (queue.lanes != NIL || queue.stored || queue.counts != Counts::default())
+            {
                 found.push(Stats {
                     queue: queue.name().to_owned(),
                     paused: queue.paused,
                     counts: queue.counts,
                     oldest: d.oldest_ready(at),
+                    rates: (queue.enqueued.per_second(now), queue.completed.per_second(now)),
                 });
             }
         }
@@ -87,6 +91,8 @@ fn stats(call: &mut Call) -> Result<Returned> {
             Some(failed.to_datum()),
             Some(cancelled.to_datum()),
             row.oldest.map(|born| Interval::of_micros((now - born).max(0)).to_datum()),
+            Some(row.rates.0.to_datum()),
+            Some(row.rates.1.to_datum()),
         ])?;
     }
     Ok(Returned::Void)

@@ -48,7 +48,7 @@ fn is_claim(act: &Act) -> bool {
 }
 
 fn commit() {
-    debug_point!("commit_before_settle");
+    debug_point!("commit_before_callback");
     if !with_log(|log| log.is_empty()) {
         let now = xact::micros();
         super::with(|d| {

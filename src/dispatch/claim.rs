@@ -138,7 +138,7 @@ pub fn load_chunk(db: Db, number: i64, segment: u8) -> Result<()> {
     let bits = body::read_offsets(segment, number)?;
     match super::with(|d| d.load_chunk(db, number, &bits)).map_err(capacity)? {
         // Whoever asked for the chunk asks again.
-        domain::Loaded::Loaded | domain::Loaded::NotCold | domain::Loaded::Differs => Ok(()),
+        domain::Loaded::Ready | domain::Loaded::NotCold | domain::Loaded::Differs => Ok(()),
     }
 }
 

@@ -67,8 +67,8 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
         });
         (db, d.databases[usize::from(db)].generation)
     })?;
-    debug_point!("close_taken");
     if owner {
+        debug_point!("close_taken");
         for (receipt, mut holder) in busy {
             loop {
                 // Through the lock manager, so that deadlocks are seen, and lock_timeout and

@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 use crate::domain::dispatcher::{Dispatcher, Wakes};
 use crate::domain::entities::{Database, Db, Phase};
 use crate::error::{Error, SqlState};
-use crate::pg::{guc, latch, lwlock, registry, shmem};
+use crate::pg::{catalog, guc, latch, lwlock, registry, shmem};
 use crate::supervisor;
 
 pub use callbacks::{install, probe_doubts, runtime_gone};
@@ -152,6 +152,15 @@ pub fn replaying() -> Error {
 
 /// A database of the dispatcher, by its slot.
 pub type Slot = Db;
+
+/// The deadline of an open attempt, if memory is there to tell; MAX: none.
+pub fn deadline_of(receipt: i64) -> Option<i64> {
+    let (oid, extension) = catalog::identity().ok()?;
+    with(|d| {
+        let db = d.database(oid, extension)?;
+        d.item(db, receipt).map(|at| d.items[at].deadline)
+    })
+}
 
 /// Whether memory of this database equals its tables.
 pub fn is_open(db: Db) -> bool {

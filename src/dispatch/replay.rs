@@ -193,7 +193,13 @@ impl Segment<'_> {
         let row = self.names.get(&lane_id).ok_or_else(|| {
             Error::internal(format!("lane {lane_id} of segment {} has no row", self.segment))
         })?;
-        Ok(LaneName { queue: &row.queue, priority: row.priority, shard: row.shard, id: lane_id })
+        Ok(LaneName {
+            queue: &row.queue,
+            priority: row.priority,
+            shard: row.shard,
+            id: lane_id,
+            durable: row.durable,
+        })
     }
 
     fn restore(&self, evidence: &Evidence) -> Result<()> {

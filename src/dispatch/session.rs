@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 
 use crate::domain::dispatcher::{Dispatcher, Full};
 use crate::domain::entities::{Db, Phase};
-use crate::domain::undo::{Act, Entry, UndoLog};
+use crate::domain::undo::{Act, UndoLog};
 use crate::error::{Error, Result, SqlState};
 use crate::pg::{catalog, latch, xact};
 use crate::store;
@@ -35,9 +35,8 @@ pub fn reserve_log(count: usize) -> Result<()> {
 }
 
 /// Notes an act for which `reserve_log` made room, under the dispatcher lock.
-pub fn log_act(dispatcher: &Dispatcher<'_>, db: Db, subxact: u32, act: Act) {
-    let generation = dispatcher.databases[usize::from(db)].generation;
-    with_log(|log| log.push(Entry { db, generation, subxact, act }));
+pub fn log_act(dispatcher: &mut Dispatcher<'_>, db: Db, subxact: u32, act: Act) {
+    with_log(|log| dispatcher.note(db, subxact, act, log));
 }
 
 /// AW004 that names the setting.

@@ -8,6 +8,12 @@ use crate::store::queues::ensure_loaded;
 /// A waiter looks after its client, and at the queues, this often, microseconds.
 const LOOK: i64 = 1_000_000;
 
+/// Brings memory to know the queues.
+pub fn prepare(queues: &[String]) -> Result<()> {
+    super::attach()?;
+    queues.iter().try_for_each(|name| ensure_loaded(name).map(|_| ()))
+}
+
 /// Whether something can be claimed from one of the queues.
 pub fn is_available(queues: &[String]) -> Result<bool> {
     let now = xact::micros();

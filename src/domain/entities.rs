@@ -5,6 +5,7 @@
 use super::backoff::Backoff;
 use super::bits::{Bits, CHUNK_SIZE};
 use super::name::MAX_BYTES;
+use super::rate::Rate;
 use super::table::{Entry, NIL, Table, mix};
 use super::wheel::{Timer, Timers, Wheel};
 
@@ -60,7 +61,7 @@ pub struct Segment {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct Database {
     pub oid: u32,
     pub extension: u32,
@@ -160,6 +161,8 @@ pub struct Queue {
     /// Grows when settings change, and with a new queue in the slot.
     pub version: u32,
     pub counts: Counts,
+    pub enqueued: Rate,
+    pub completed: Rate,
     /// First of its lanes.
     pub lanes: u32,
     pub waiters: u32,
@@ -192,6 +195,8 @@ impl Queue {
             stored: false,
             version: 0,
             counts: Counts::default(),
+            enqueued: Rate::default(),
+            completed: Rate::default(),
             lanes: NIL,
             waiters: 0,
             pins: 0,

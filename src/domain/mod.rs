@@ -10,6 +10,7 @@ pub mod dispatcher;
 pub mod entities;
 pub mod name;
 pub mod page;
+pub mod rate;
 pub mod receipt;
 pub mod segments;
 pub mod table;

@@ -25,6 +25,13 @@ pub struct Slot<T> {
     value: T,
 }
 
+impl<T> Slot<T> {
+    /// A slot that no table has used yet; what it holds is never looked at.
+    pub fn vacant(value: T) -> Self {
+        Self { next: NIL, used: false, value }
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Head {

@@ -51,13 +51,15 @@ pub struct Wheel {
     lists: [u32; LEVELS * 64 + 1],
 }
 
+impl Default for Wheel {
+    fn default() -> Self {
+        Self { now: 0, occupied: [0; LEVELS], lists: [NIL; LEVELS * 64 + 1] }
+    }
+}
+
 impl Wheel {
     pub fn format(&mut self, now: i64) {
-        *self = Self {
-            now: now.div_euclid(TICK),
-            occupied: [0; LEVELS],
-            lists: [NIL; LEVELS * 64 + 1],
-        };
+        *self = Self { now: now.div_euclid(TICK), ..Self::default() };
     }
 
     fn list_of(&self, at: i64) -> u16 {

@@ -42,7 +42,8 @@ impl Interval {
 pub fn parse_interval(text: &str) -> Result<Interval> {
     ensure_no_nul(text)?;
     // SAFETY: interval_in takes a C string, a type oid that it ignores, and no typmod.
-    let datum = unsafe { input(pg_sys::interval_in, text) }?;
+    let datum = super::boundary::catch(|| unsafe { input(pg_sys::interval_in, text) })
+        .map_err(|_| Error::invalid(format!("invalid interval: \"{text}\"")))?;
     // SAFETY: what interval_in returns.
     Ok(unsafe { Interval::from_datum(datum) })
 }
@@ -51,7 +52,8 @@ pub fn parse_interval(text: &str) -> Result<Interval> {
 pub fn parse_timestamp(text: &str) -> Result<Timestamp> {
     ensure_no_nul(text)?;
     // SAFETY: as above.
-    let datum = unsafe { input(pg_sys::timestamptz_in, text) }?;
+    let datum = super::boundary::catch(|| unsafe { input(pg_sys::timestamptz_in, text) })
+        .map_err(|_| Error::invalid(format!("invalid timestamp: \"{text}\"")))?;
     // SAFETY: what timestamptz_in returns.
     Ok(unsafe { Timestamp::from_datum(datum) })
 }

@@ -48,6 +48,19 @@ pub fn is_own() -> bool {
     DEPTH.get() > 0
 }
 
+/// Marks what `body` does to our tables as our own, where it needs no other role.
+pub fn as_ours<T>(body: impl FnOnce() -> T) -> T {
+    struct Ours;
+    impl Drop for Ours {
+        fn drop(&mut self) {
+            DEPTH.set(DEPTH.get().saturating_sub(1));
+        }
+    }
+    DEPTH.set(DEPTH.get() + 1);
+    let _ours = Ours;
+    body()
+}
+
 /// The role as it was. Put back even while panicking: two assignments, and nothing
 /// must run with the owner's privileges on the way out.
 struct Role {

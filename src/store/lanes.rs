@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::error::Result;
 use crate::pg::catalog;
 use crate::pg::datum::{Datum, ToDatum};
-use crate::pg::heap::Table;
+use crate::pg::heap::{Fate, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 
@@ -14,6 +14,8 @@ pub struct LaneRow {
     pub queue: String,
     pub priority: u8,
     pub shard: u8,
+    /// Its row is committed.
+    pub durable: bool,
 }
 
 /// The id of a lane, if a committed row (or one of this transaction) names it.
@@ -58,7 +60,18 @@ pub fn read_all(snapshot: Snapshot) -> Result<HashMap<i64, LaneRow>> {
         else {
             return Ok(true);
         };
-        lanes.insert(id, LaneRow { queue, priority: priority as u8, shard: shard as u8 });
+        let durable = match snapshot {
+            Snapshot::Any => match row.fate() {
+                Fate::Committed => true,
+                Fate::InProgress(_) => false,
+                // Whoever else used the lane wrote a row of its own.
+                Fate::Aborted => return Ok(true),
+            },
+            _ => true,
+        };
+        let known = lanes.get(&id).is_some_and(|lane: &LaneRow| lane.durable);
+        let (priority, shard, durable) = (priority as u8, shard as u8, durable || known);
+        lanes.insert(id, LaneRow { queue, priority, shard, durable });
         Ok(true)
     })?;
     table.close_release_lock();

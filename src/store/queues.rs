@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::domain::dispatcher::Dispatcher;
 use crate::domain::entities::{Db, QueueSettings};
 use crate::domain::undo::Act;
-use crate::error::Result;
+use crate::error::{Error, Result, SqlState};
 use crate::pg::heap::Table;
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
@@ -80,13 +80,30 @@ WHERE queue OPERATOR(pg_catalog.=) $1 AND paused_at IS NOT NULL";
 
 /// Gives the queue its row.
 pub fn create(name: &str) -> Result<()> {
-    spi::as_owner(|spi| spi.execute(CREATE, &[spi::Arg::of(name)]).map(|_| ()))
+    let (db, _) = ensure_loaded(name)?;
+    dispatch::reserve_log(1)?;
+    spi::as_owner(|spi| spi.execute(CREATE, &[spi::Arg::of(name)]).map(|_| ()))?;
+    note_change(db, name)
+}
+
+/// Memory reads the row again once this transaction has committed.
+fn note_change(db: Db, name: &str) -> Result<()> {
+    let subxact = xact::current_subxact();
+    dispatch::with(|d| {
+        let queue = d.ensure_queue(db, name)?;
+        dispatch::log_act(d, db, subxact, Act::Configure { queue });
+        Ok(())
+    })
+    .map_err(dispatch::capacity)
 }
 
 /// Pauses or resumes a queue with this transaction; false when it was so already.
 pub fn set_paused(name: &str, paused: bool, by: Option<&str>) -> Result<bool> {
     let (db, _) = ensure_loaded(name)?;
-    dispatch::reserve_log(1)?;
+    dispatch::reserve_log(2)?;
+    if !paused && read(name)?.is_none() && !is_used(db, name) {
+        return Err(Error::new(SqlState::NOT_FOUND, format!("queue \"{name}\" does not exist")));
+    }
     let changed = spi::as_owner(|spi| {
         if paused {
             spi.execute(PAUSE, &[spi::Arg::of(name), spi::Arg::opt(by)])
@@ -98,10 +115,18 @@ pub fn set_paused(name: &str, paused: bool, by: Option<&str>) -> Result<bool> {
     let noted = dispatch::with(|d: &mut Dispatcher<'_>| {
         let queue = d.ensure_queue(db, name)?;
         dispatch::log_act(d, db, subxact, Act::Pause { queue, paused });
+        dispatch::log_act(d, db, subxact, Act::Configure { queue });
         Ok(())
     });
     noted.map_err(dispatch::capacity)?;
     Ok(changed > 0)
+}
+
+/// Whether a job was ever enqueued to it, as far as memory goes.
+fn is_used(db: Db, name: &str) -> bool {
+    dispatch::with(|d| {
+        d.queue(db, name).is_some_and(|at| d.queues[at].lanes != crate::domain::table::NIL)
+    })
 }
 
 const ADD_TOTALS: &str = "

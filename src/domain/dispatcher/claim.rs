@@ -61,9 +61,10 @@ enum Source {
 }
 
 impl Dispatcher<'_> {
-    fn source(&self, lane: u32) -> Option<Source> {
+    /// * `warm_only` - as if there were no cold chunks
+    fn source(&self, lane: u32, warm_only: bool) -> Option<Source> {
         let Lane { head, returned, .. } = self.lanes[lane];
-        let cold = self.cold_head(lane);
+        let cold = if warm_only { None } else { self.cold_head(lane) };
         let warm = self.chunks.get(head).map_or(i64::MAX, |c| c.number);
         let first = cold.map_or(warm, |c| warm.min(c.number));
         if returned != NIL && self.releases[returned].after < first {
@@ -76,7 +77,7 @@ impl Dispatcher<'_> {
     }
 
     /// The lane to claim from next: best effective priority, then the oldest head.
-    fn best_lane(&self, queues: &[u32], now: i64) -> Option<(u32, bool)> {
+    fn best_lane(&self, queues: &[u32], now: i64, warm_only: bool) -> Option<(u32, bool)> {
         let mut best: Option<((u8, i64, u8), u32, bool)> = None;
         for queue in queues {
             let Queue { paused, mut lanes, ref settings, .. } = self.queues[*queue];
@@ -84,7 +85,7 @@ impl Dispatcher<'_> {
                 continue;
             }
             while lanes != NIL {
-                if let Some(source) = self.source(lanes) {
+                if let Some(source) = self.source(lanes, warm_only) {
                     let born = match source {
                         Source::Chunk(at) => self.chunks[at].born,
                         Source::Cold(_) => self.pages[self.lanes[lanes].cold_head].born,
@@ -108,7 +109,7 @@ impl Dispatcher<'_> {
     pub fn oldest_ready(&self, queue: u32) -> Option<i64> {
         let (mut oldest, mut lane) = (None, self.queues[queue].lanes);
         while lane != NIL {
-            let born = self.source(lane).map(|source| match source {
+            let born = self.source(lane, false).map(|source| match source {
                 Source::Chunk(at) => self.chunks[at].born,
                 Source::Cold(_) => self.pages[self.lanes[lane].cold_head].born,
                 Source::Release(at) => self.releases[at].born,
@@ -146,21 +147,29 @@ impl Dispatcher<'_> {
         let Database { next_receipt, end_receipt, .. } = *self.base(db);
         let room = self.items.free().min(self.claims.free());
         let end = popped.len() + want.min(room).min((end_receipt - next_receipt).max(0) as usize);
+        let begin = popped.len();
         let mut open: Option<u32> = None;
+        // Without room to load a chunk, what is in memory goes first: only its end makes room.
+        let mut warm_only = false;
         while popped.len() < end {
-            let Some((lane, aged)) = self.best_lane(queues, now) else { break };
+            let Some((lane, aged)) = self.best_lane(queues, now, warm_only) else { break };
+            if let Some(Source::Cold(cold)) = self.source(lane, warm_only) {
+                if self.make_room(db, true) {
+                    return Ok(Claimed::NeedsChunk(cold));
+                }
+                warm_only = true;
+                continue;
+            }
             if aged {
                 self.base(db).aged_claims += 1;
             }
-            self.claim_from_lane(request, lane, end, &mut open, popped, log);
-            if let Some(Source::Cold(cold)) = self.source(lane)
-                && popped.len() < end
-            {
-                return Ok(Claimed::NeedsChunk(cold));
-            }
+            self.claim_from_lane(request, (lane, warm_only), end, &mut open, popped, log);
         }
-        if room == 0 && want > 0 && self.best_lane(queues, now).is_some() {
+        if room == 0 && want > 0 && self.best_lane(queues, now, false).is_some() {
             return Err(Full::OpenClaims);
+        }
+        if warm_only && popped.len() == begin {
+            return Err(Full::Chunks);
         }
         Ok(Claimed::All)
     }
@@ -168,7 +177,7 @@ impl Dispatcher<'_> {
     fn claim_from_lane(
         &mut self,
         request: &Request<'_>,
-        lane: u32,
+        (lane, warm_only): (u32, bool),
         end: usize,
         open: &mut Option<u32>,
         popped: &mut Vec<Popped>,
@@ -179,7 +188,7 @@ impl Dispatcher<'_> {
         let wait = request.deadline.unwrap_or(self.queues[queue].settings.attempt_deadline);
         let deadline = if wait <= 0 { i64::MAX } else { now.saturating_add(wait) };
         while popped.len() < end {
-            let Some(source) = self.source(lane) else { break };
+            let Some(source) = self.source(lane, warm_only) else { break };
             let (number, offset, prior, rollbacks) = match source {
                 Source::Chunk(at) => {
                     let chunk = &mut self.chunks[at];

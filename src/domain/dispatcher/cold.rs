@@ -20,7 +20,7 @@ pub struct Cold {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loaded {
-    Loaded,
+    Ready,
     /// Somebody else loaded it.
     NotCold,
     /// The number of jobs is another: they were read from a segment that the chunk has left
@@ -66,16 +66,26 @@ impl Dispatcher<'_> {
         }
     }
 
-    fn can_cool(&self, chunk: &Chunk, at: u32) -> bool {
-        let closed = self.lanes[chunk.lane].open_chunk != at;
+    fn is_whole(chunk: &Chunk) -> bool {
         let whole = chunk.in_flight == 0 && chunk.ready > 0 && chunk.ready == chunk.live;
-        closed && whole && !chunk.touched && (0..Page::MAX_NUMBER).contains(&chunk.number)
+        whole && !chunk.touched && (0..Page::MAX_NUMBER).contains(&chunk.number)
+    }
+
+    /// Replay: above three quarters a chunk goes to the pages without a place in the table.
+    pub(super) fn restore_cold(&mut self, chunk: &Chunk) -> bool {
+        let crowded = self.chunks.free() * 4 < self.chunks.capacity();
+        let cold = crowded && Self::is_whole(chunk) && self.add_cold(chunk);
+        if cold {
+            self.lanes[chunk.lane].cold += 1;
+        }
+        cold
     }
 
     /// Drops a chunk from memory if its rows say all about it.
     fn cool(&mut self, at: u32) -> bool {
         let chunk = self.chunks[at];
-        if !self.can_cool(&chunk, at) || !self.add_cold(&chunk) {
+        let open = self.lanes[chunk.lane].open_chunk == at;
+        if open || !Self::is_whole(&chunk) || !self.add_cold(&chunk) {
             return false;
         }
         self.unlink_chunk(at);
@@ -128,7 +138,7 @@ impl Dispatcher<'_> {
         self.lanes[lane].chunks += 1;
         self.lanes[lane].cold -= 1;
         self.link_chunk(at);
-        Ok(Loaded::Loaded)
+        Ok(Loaded::Ready)
     }
 
     /// Every cold chunk of a database: number, segment, ready jobs.

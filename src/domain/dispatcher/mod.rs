@@ -8,6 +8,7 @@
 mod claim;
 mod close;
 mod cold;
+mod doubt;
 mod enqueue;
 mod release;
 mod replay;
@@ -216,6 +217,8 @@ impl Dispatcher<'_> {
         durable: bool,
     ) -> Result<u32, Full> {
         if let Some(lane) = self.lane(queue, priority, shard) {
+            let entry = &mut self.lanes[lane];
+            entry.durable |= durable && entry.id == id;
             return Ok(lane);
         }
         if self.lanes.free() == 0 {

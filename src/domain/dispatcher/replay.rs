@@ -11,6 +11,8 @@ pub struct LaneName<'n> {
     pub priority: u8,
     pub shard: u8,
     pub id: i64,
+    /// Its row is committed.
+    pub durable: bool,
 }
 
 /// A chunk as the tables show it.
@@ -111,7 +113,7 @@ impl Dispatcher<'_> {
 
     pub fn restore_lane(&mut self, db: Db, name: &LaneName<'_>) -> Result<u32, Full> {
         let queue = self.ensure_queue(db, name.queue)?;
-        self.add_lane(db, queue, name.priority, name.shard, name.id, true)
+        self.add_lane(db, queue, name.priority, name.shard, name.id, name.durable)
     }
 
     pub fn restore_chunk(
@@ -124,9 +126,6 @@ impl Dispatcher<'_> {
             // Nothing would ever remove it.
             return Ok(());
         }
-        if !self.make_room(db, false) {
-            return Err(Full::Chunks);
-        }
         let lane = self.restore_lane(db, name)?;
         let ready = chunk.ready.count();
         let entry = Chunk {
@@ -138,15 +137,21 @@ impl Dispatcher<'_> {
             bits: chunk.ready,
             ..Chunk::empty(db, chunk.segment, (lane, chunk.number), chunk.born)
         };
-        let at = self.chunks.insert(entry).ok_or(Full::Chunks)?;
+        if !self.restore_cold(&entry) {
+            // What fitted before fits again, so replay may use what is kept for loads.
+            if !self.make_room(db, true) {
+                return Err(Full::Chunks);
+            }
+            let at = self.chunks.insert(entry).ok_or(Full::Chunks)?;
+            self.lanes[lane].chunks += 1;
+            if ready > 0 {
+                self.link_chunk(at);
+            }
+        }
         let lane_entry = &mut self.lanes[lane];
-        lane_entry.chunks += 1;
         lane_entry.ready += u64::from(ready);
         lane_entry.newest = lane_entry.newest.max(chunk.number);
         let queue = lane_entry.queue;
-        if ready > 0 {
-            self.link_chunk(at);
-        }
         self.queues[queue].counts.available += i64::from(ready);
         self.base(db).segments[usize::from(chunk.segment)].live += u64::from(chunk.live);
         Ok(())

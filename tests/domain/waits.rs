@@ -1,0 +1,231 @@
+//! Waiters, lanes and doubts where an exact outcome is easier to say than to model.
+
+use crate::domain::bits::Bits;
+use crate::domain::dispatcher::*;
+use crate::domain::entities::*;
+use crate::domain::undo::{Act, UndoLog};
+use crate::memory::{Memory, Sizes};
+
+const ROOMY: Sizes = Sizes {
+    queues: 40,
+    lanes: 40,
+    chunks: 64,
+    pages: 16,
+    claims: 100,
+    items: 3000,
+    releases: 100,
+    runtimes: 4,
+    doubts: 20_000,
+    waiters: 8,
+};
+
+fn open(memory: &mut Memory) -> Dispatcher<'_> {
+    let mut d = memory.dispatcher();
+    let mut segments = [Segment::default(); SEGMENTS];
+    segments[0].state = SegmentState::Current;
+    d.attach(1, 1, (1, 1000), &segments, 0, 0).unwrap();
+    d.finish_replay(0, (1, 100_000), i64::MAX);
+    d
+}
+
+fn lane(d: &mut Dispatcher<'_>, queue: &str, priority: u8) -> u32 {
+    let at = d.ensure_queue(0, queue).unwrap();
+    let id = d.take_number(0).unwrap();
+    d.add_lane(0, at, priority, 0, id, true).unwrap();
+    at
+}
+
+fn produce(d: &mut Dispatcher<'_>, queue: &str, priority: u8, count: usize, now: i64) {
+    let mut log = UndoLog::new();
+    let mut left = count;
+    while left > 0 {
+        match d.enqueue(0, queue, (priority, 0), left, now, &mut log, 1).unwrap() {
+            Granted::Some(grant) => left -= usize::from(grant.count),
+            other => panic!("{other:?}"),
+        }
+    }
+    for entry in log.entries() {
+        d.settle(entry, now);
+    }
+}
+
+fn request(queues: &[u32], want: usize, now: i64) -> Request<'_> {
+    let owner = Owner::Lease;
+    Request { db: 0, queues, want, owner, xid: 9, subxact: 1, now, deadline: None }
+}
+
+#[test]
+fn a_waiter_for_many_queues_is_woken_by_each() {
+    let mut memory = Memory::new(&ROOMY);
+    let mut d = open(&mut memory);
+    let queues: Vec<u32> = (0..20).map(|n| lane(&mut d, &format!("q{n}"), 1)).collect();
+    for round in 0..20 {
+        assert!(d.start_wait(3, 0, &queues));
+        produce(&mut d, &format!("q{round}"), 1, 1, 0);
+        assert_eq!(d.wakes.as_slice(), [3]);
+        d.wakes.clear();
+        assert!(d.stop_wait(3));
+        let (mut popped, mut log) = (Vec::new(), UndoLog::new());
+        assert_eq!(d.claim(&request(&queues, 5, 0), &mut popped, &mut log), Ok(Claimed::All));
+        assert_eq!(popped.len(), 1);
+    }
+    assert!(queues.iter().all(|q| d.queues[*q].waiters == 0));
+    assert_eq!(d.databases[0].wide_waiters, 0);
+}
+
+#[test]
+fn jobs_wake_the_longest_waits_and_a_leaver_passes_on() {
+    let mut memory = Memory::new(&ROOMY);
+    let mut d = open(&mut memory);
+    let queue = lane(&mut d, "q", 1);
+    for proc in [5, 2, 7] {
+        assert!(d.start_wait(proc, 0, &[queue]));
+    }
+    produce(&mut d, "q", 1, 1, 0);
+    assert_eq!(d.wakes.as_slice(), [5]);
+    d.wakes.clear();
+    d.abandon_wait(5);
+    assert_eq!(d.wakes.as_slice(), [2]);
+    d.wakes.clear();
+    produce(&mut d, "q", 1, 10, 0);
+    assert_eq!(d.wakes.as_slice(), [7]);
+}
+
+#[test]
+fn a_database_that_goes_dismisses_its_waiters() {
+    let mut memory = Memory::new(&ROOMY);
+    let mut d = open(&mut memory);
+    let queue = lane(&mut d, "q", 1);
+    assert!(d.start_wait(5, 0, &[queue]));
+    d.detach(0);
+    assert_eq!(d.wakes.as_slice(), [5]);
+    assert!(!d.stop_wait(5));
+}
+
+#[test]
+fn the_oldest_head_of_the_best_priority_goes_first() {
+    let mut memory = Memory::new(&ROOMY);
+    let mut d = open(&mut memory);
+    let a = lane(&mut d, "a", 3);
+    let b = lane(&mut d, "b", 2);
+    produce(&mut d, "a", 3, 1, 0);
+    produce(&mut d, "b", 2, 2, 50_000_000);
+    let mut log = UndoLog::new();
+    let mut first = |d: &mut Dispatcher<'_>, now| {
+        let mut popped = Vec::new();
+        assert!(d.claim(&request(&[a, b], 1, now), &mut popped, &mut log).is_ok());
+        popped[0].queue
+    };
+    assert_eq!(first(&mut d, 55_000_000), b);
+    assert_eq!(d.databases[0].aged_claims, 0);
+    // A minute makes up for a priority, and the older head wins.
+    assert_eq!(first(&mut d, 60_000_000), a);
+    assert_eq!(d.databases[0].aged_claims, 1);
+}
+
+#[test]
+fn many_doubts_are_settled_in_linear_time() {
+    let mut memory = Memory::new(&ROOMY);
+    let mut d = open(&mut memory);
+    let queue = lane(&mut d, "q", 1);
+    let mut log = UndoLog::new();
+    for _ in 0..20_000 {
+        let act = Act::Defer { queue, retryable: false, count: 1, due: 5 };
+        d.note(0, 1, act, &mut log);
+    }
+    assert!(d.keep_doubts(77, log.entries()));
+    assert_eq!((d.doubts.free(), d.queues[queue].pins), (0, 20_000));
+    // Quadratic this took 400 million steps.
+    d.settle_doubts(77, true, 0);
+    assert_eq!((d.doubts.used(), d.queues[queue].pins), (0, 0));
+    assert_eq!(d.queues[queue].counts.scheduled, 20_000);
+}
+
+#[test]
+fn an_enqueue_that_replay_did_not_see_makes_another_due() {
+    let mut memory = Memory::new(&ROOMY);
+    let mut d = open(&mut memory);
+    lane(&mut d, "q", 1);
+    let mut log = UndoLog::new();
+    d.enqueue(0, "q", (1, 0), 5, 0, &mut log, 1).unwrap();
+    let segments = d.base(0).segments;
+    d.begin_rebuild(0, (5000, 10), &segments, 0);
+    d.finish_replay(0, (1, 2), i64::MAX);
+    d.settle(&log.entries()[0], 0);
+    assert!(d.base(0).replay_due);
+}
+
+#[test]
+fn chunk_numbers_only_grow() {
+    let mut memory = Memory::new(&ROOMY);
+    let mut d = open(&mut memory);
+    while d.take_number(0).is_some() {}
+    d.add_block(0, 3000, 1);
+    assert_eq!(d.take_number(0), Some(3000));
+    d.add_block(0, 2000, 10);
+    assert_eq!(d.take_number(0), None);
+}
+
+#[test]
+fn a_backlog_larger_than_memory_is_claimed_in_order() {
+    let mut memory = Memory::new(&Sizes { chunks: 8, items: 70_000, ..ROOMY });
+    let mut d = open(&mut memory);
+    let queue = lane(&mut d, "q", 1);
+    for _ in 0..60 {
+        produce(&mut d, "q", 1, 1024, 0);
+    }
+    assert!(d.chunks.used() <= 7 && d.pages.used() >= 2);
+    let all = d.claimable(queue);
+    assert_eq!(all, 60 * 1024);
+    assert_eq!(d.queues[queue].counts.available, 60 * 1024);
+    let (mut last, mut seen) = (0, 0);
+    while d.claimable(queue) > 0 {
+        let (mut popped, mut log) = (Vec::new(), UndoLog::new());
+        if let Claimed::NeedsChunk(cold) =
+            d.claim(&request(&[queue], 700, 0), &mut popped, &mut log).unwrap()
+        {
+            assert_eq!(d.cold(0, cold.number), Some(cold));
+            let mut bits = Bits::default();
+            bits.insert_range(0, 1024);
+            assert_eq!(d.load_chunk(0, cold.number, &bits), Ok(Loaded::Ready));
+        }
+        for job in &popped {
+            assert!(job.position > last);
+            last = job.position;
+            seen += 1;
+        }
+        for entry in log.entries() {
+            d.settle(entry, 0);
+        }
+        for job in &popped {
+            let mut log = UndoLog::new();
+            let Take::Taken(taken) = d.take(0, job.receipt, 9, 1, true, &mut log) else {
+                panic!("stale")
+            };
+            log.decide(taken.log, crate::domain::undo::End::Completed);
+            d.settle(&log.entries()[0], 0);
+        }
+    }
+    assert_eq!((seen, d.pages.used(), d.chunks.used()), (60 * 1024, 0, 0));
+}
+
+#[test]
+fn doubts_are_settled_in_the_order_of_their_acts() {
+    let mut memory = Memory::new(&ROOMY);
+    let mut d = open(&mut memory);
+    let queue = lane(&mut d, "q", 1);
+    let mut log = UndoLog::new();
+    for paused in [true, false, true, false, true] {
+        d.note(0, 1, Act::Pause { queue, paused }, &mut log);
+    }
+    assert!(d.keep_doubts(77, log.entries()));
+    d.settle_doubts(77, true, 0);
+    assert!(d.queues[queue].paused);
+    // The number a caller gives does not matter, the order of restoring does.
+    for (order, paused) in [(9, true), (3, false)] {
+        let act = Act::Pause { queue, paused };
+        d.restore_doubt(Doubt { db: 0, xid: 78, order, act }).unwrap();
+    }
+    d.settle_doubts(78, true, 0);
+    assert!(!d.queues[queue].paused);
+}
