@@ -39,9 +39,10 @@ CLAIM_AND_COMPLETE = (
 
 
 class Bench:
-    def __init__(self, jobs, singles):
+    def __init__(self, jobs, singles, rounds=1):
         self.jobs = jobs
         self.singles = singles
+        self.rounds = rounds
         self.results = []
         self.server = Server(
             {"awa.rotate_interval": "60s", "shared_buffers": "512MB", "max_wal_size": "8GB",
@@ -68,7 +69,12 @@ class Bench:
             "commits_per_job": round(commits / number, 4),
             "cpu_us_per_job": round(cpu / number * 1e6, 1), "beside": beside,
         }
-        self.results.append(result)
+        # Of several rounds the best counts: the one that others on the machine disturbed least.
+        known = next((at for at, r in enumerate(self.results) if r["name"] == name), None)
+        if known is None:
+            self.results.append(result)
+        elif result["per_second"] > self.results[known]["per_second"]:
+            self.results[known] = result
         print(f"  {name}: {result['per_second']:,}/s", flush=True)
         return result
 
@@ -196,8 +202,37 @@ class Bench:
         cuts = statistics.quantiles(times, n=100)
         return {"p50_ms": round(statistics.median(times), 2), "p99_ms": round(cuts[98], 2)}
 
-    def run(self):
-        number, singles = self.jobs, self.singles
+    # Bad days
+
+    def rescue(self):
+        """Seconds from the end of the session that holds self.jobs attempts to the last rescue."""
+        self.enqueue("lost")
+        worker = self.database.connect()
+        runtime = worker.value("SELECT awa.register_runtime()")
+        held = 0
+        while held < self.jobs:
+            held += worker.value(
+                "SELECT count(*) FROM awa.claim('lost', 10000, %s)", runtime)
+        running = "SELECT running FROM awa.queue_stats WHERE queue = 'lost'"
+        assert self.conn.value(running) == self.jobs
+        start = time.monotonic()
+        worker.close()
+        while self.conn.value(running) > 0:
+            time.sleep(0.005)
+        return {"attempts": held, "seconds": round(time.monotonic() - start, 2)}
+
+    def restart(self):
+        """Seconds from an immediate stop with a backlog of self.jobs to the first claim."""
+        self.enqueue("backlog")
+        self.server.stop("immediate")
+        start = time.monotonic()
+        self.server.start()
+        self.conn = self.database.connect()
+        assert self.conn.value("SELECT count(*) FROM awa.claim('backlog', 10)") > 0
+        return {"backlog": self.jobs, "seconds": round(time.monotonic() - start, 2)}
+
+    def run_bulk(self):
+        number = self.jobs
         copy = self.measure("COPY into a bare table, one B-tree", number, self.bare_copy)
         self.measure("insert_jobs, 1,000 a call, from psycopg", number,
                      lambda: self.enqueue("a"), copy["name"])
@@ -205,17 +240,28 @@ class Bench:
                      lambda: self.enqueue_in_the_server("b"), copy["name"])
         self.measure("drain: claim 500 + complete_many", number, lambda: self.drain("a"))
         self.measure("drain: complete_and_claim 500", number, lambda: self.drain_in_one_call("b"))
+
+    def run_singles(self):
         for clients in (1, 8):
-            bare = self.measure(
-                f"single INSERT commits into a bare table, {clients} client(s)", singles,
-                lambda clients=clients: self.pgbench(clients, BARE_INSERT))
-            self.measure(
-                f"insert_job, one a commit, {clients} client(s)", singles,
-                lambda clients=clients: self.pgbench(clients, INSERT_JOB), bare["name"])
-            self.measure(
-                f"claim, then complete, one job a time, {clients} client(s)", singles,
-                lambda clients=clients: self.pgbench(clients, *CLAIM_AND_COMPLETE), bare["name"])
-        return self.round_trip()
+            bare = f"single INSERT commits into a bare table, {clients} client(s)"
+            self.measure(bare, self.singles, lambda: self.pgbench(clients, BARE_INSERT))
+            self.measure(f"insert_job, one a commit, {clients} client(s)", self.singles,
+                         lambda: self.pgbench(clients, INSERT_JOB), bare)
+            self.measure(f"claim, then complete, one job a time, {clients} client(s)",
+                         self.singles, lambda: self.pgbench(clients, *CLAIM_AND_COMPLETE), bare)
+        for clients in (16, 64):
+            self.pgbench(clients, INSERT_JOB)
+            self.measure(f"claim, then complete, one job a time, {clients} client(s)",
+                         self.singles, lambda: self.pgbench(clients, *CLAIM_AND_COMPLETE))
+
+    def run(self):
+        for _ in range(self.rounds):
+            self.run_bulk()
+            self.run_singles()
+        return {
+            "commit_to_handler": self.round_trip(), "rescue": self.rescue(),
+            "restart": self.restart(),
+        }
 
 
 def machine():
@@ -226,7 +272,7 @@ def machine():
     return f"{os.cpu_count()} x {model}, {memory} GiB, Linux {platform.release()}"
 
 
-def show(bench, latency):
+def show(bench, others):
     by_name = {result["name"]: result for result in bench.results}
     width = max(map(len, by_name))
     print(f"\n  {'':<{width}}  {'per second':>10}  {'of bare':>7}  {'WAL B/job':>9}"
@@ -237,22 +283,28 @@ def show(bench, latency):
         print(f"  {result['name']:<{width}}  {result['per_second']:>10,}  {share:>7}"
               f"  {result['wal_bytes_per_job']:>9,.0f}  {result['commits_per_job']:>11.4f}"
               f"  {result['cpu_us_per_job']:>10.1f}")
+    latency, rescue, restart = (others[key] for key in ("commit_to_handler", "rescue", "restart"))
     print(f"\n  commit to handler, idle: p50 {latency['p50_ms']} ms, p99 {latency['p99_ms']} ms")
+    print(f"  {rescue['attempts']:,} attempts of a dead session rescued:"
+          f" {rescue['seconds']} s after its end")
+    print(f"  start after a crash with {restart['backlog']:,} ready jobs to the first claim:"
+          f" {restart['seconds']} s")
 
 
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--jobs", type=int, default=100_000, help="of the bulk parts")
-    options.add_argument("--singles", type=int, default=8_000, help="of the one-by-one parts")
+    options.add_argument("--singles", type=int, default=16_000, help="of the one-by-one parts")
+    options.add_argument("--rounds", type=int, default=3, help="of which the best counts")
     options.add_argument("--out", default=str(ROOT / "bench/results/core.json"))
     options = options.parse_args()
     sweep()
     print(machine())
-    bench = Bench(options.jobs // BATCH * BATCH, options.singles // 8 * 8)
+    bench = Bench(options.jobs // BATCH * BATCH, options.singles // 64 * 64, options.rounds)
     try:
-        latency = bench.run()
+        others = bench.run()
         version = bench.conn.value("SHOW server_version")
-        show(bench, latency)
+        show(bench, others)
     finally:
         bench.server.destroy()
     out = Path(options.out)
@@ -260,8 +312,7 @@ def main():
     out.write_text(json.dumps({
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(), "postgres": version, "results": bench.results,
-        "commit_to_handler": latency,
-    }, indent=2) + "\n")
+    } | others, indent=2) + "\n")
 
 
 if __name__ == "__main__":
