@@ -12,7 +12,9 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -29,12 +31,18 @@ from harness.server import sweep  # noqa: E402
 ARGS = {"text": "x" * 188}
 BATCH = 1000
 CLAIM = 500
+BARE_INSERT = f"INSERT INTO bare (queue, args) VALUES ('q', '{json.dumps(ARGS)}');"
+INSERT_JOB = f"SELECT awa.insert_job('k', '{json.dumps(ARGS)}', 'single');"
+CLAIM_AND_COMPLETE = (
+    "SELECT receipt FROM awa.claim('single') \\gset", "SELECT awa.complete(:receipt);"
+)
 
 
 class Bench:
-    def __init__(self, jobs, singles):
+    def __init__(self, jobs, singles, rounds=1):
         self.jobs = jobs
         self.singles = singles
+        self.rounds = rounds
         self.results = []
         self.server = Server(
             {"awa.rotate_interval": "60s", "shared_buffers": "512MB", "max_wal_size": "8GB",
@@ -46,19 +54,27 @@ class Bench:
         self.conn.execute("CREATE TABLE bare (id bigserial PRIMARY KEY, queue text, args jsonb)")
 
     def measure(self, name, number, work, beside=None):
-        """Runs `work`, notes jobs a second, WAL and commits a job."""
+        """Runs `work`, notes jobs a second; WAL, commits and the server's CPU a job."""
         self.conn.execute("CHECKPOINT")
         before = self.cost()
         start = time.monotonic()
         work()
         took = time.monotonic() - start
-        wal, commits = (after - first for after, first in zip(self.cost(), before, strict=True))
+        wal, commits, cpu = (
+            after - first for after, first in zip(self.cost(), before, strict=True)
+        )
         result = {
             "name": name, "jobs": number, "seconds": round(took, 3),
             "per_second": round(number / took), "wal_bytes_per_job": round(wal / number, 1),
-            "commits_per_job": round(commits / number, 4), "beside": beside,
+            "commits_per_job": round(commits / number, 4),
+            "cpu_us_per_job": round(cpu / number * 1e6, 1), "beside": beside,
         }
-        self.results.append(result)
+        # Of several rounds the best counts: the one that others on the machine disturbed least.
+        known = next((at for at, r in enumerate(self.results) if r["name"] == name), None)
+        if known is None:
+            self.results.append(result)
+        elif result["per_second"] > self.results[known]["per_second"]:
+            self.results[known] = result
         print(f"  {name}: {result['per_second']:,}/s", flush=True)
         return result
 
@@ -67,7 +83,22 @@ class Bench:
         lsn = self.conn.value("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint")
         # Of xids, not of pg_stat_database: what wrote, at once and exactly.
         xids = self.conn.value("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
-        return lsn, xids
+        return lsn, xids, self.cpu()
+
+    def cpu(self):
+        """Seconds that the server's processes have used so far, ended ones included."""
+        ticks = 0
+        parent = self.server.process.pid
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = path.read_text().rpartition(")")[2].split()
+            except OSError:  # it has just ended
+                continue
+            if int(path.parent.name) == parent:
+                ticks += sum(map(int, fields[11:15]))
+            elif int(fields[1]) == parent:
+                ticks += sum(map(int, fields[11:13]))
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     # Bare tables
 
@@ -78,10 +109,6 @@ class Bench:
                 with cur.copy("COPY bare (queue, args) FROM STDIN") as copy:
                     for _ in range(BATCH):
                         copy.write_row(("q", line))
-
-    def bare_insert(self, conn, number):
-        for _ in range(number):
-            conn.execute("INSERT INTO bare (queue, args) VALUES ('q', %s)", (Jsonb(ARGS),))
 
     # The queue
 
@@ -129,27 +156,21 @@ class Bench:
             done += len(receipts)
         assert done == self.jobs, f"{done} of {self.jobs} drained"
 
-    def insert_singles(self, conn, number):
-        for _ in range(number):
-            conn.execute("SELECT awa.insert_job('k', %s, 'single')", (Jsonb(ARGS),))
+    def pgbench(self, clients, *statements):
+        """The statements, self.singles times by so many connections together.
 
-    def work_singles(self, conn, number):
-        for _ in range(number):
-            receipt = conn.value("SELECT receipt FROM awa.claim('single')")
-            conn.execute("SELECT awa.complete(%s)", (receipt,))
-
-    def in_parallel(self, clients, work):
-        """`work(conn, number)` by several connections, together self.singles times."""
-        conns = [self.database.connect() for _ in range(clients)]
-        threads = [
-            threading.Thread(target=work, args=(conn, self.singles // clients)) for conn in conns
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for conn in conns:
-            conn.close()
+        By pgbench, since eight threads of Python would measure Python.
+        """
+        with tempfile.NamedTemporaryFile("w", suffix=".sql") as script:
+            script.write("\n".join(statements) + "\n")
+            script.flush()
+            done = subprocess.run(
+                [self.server.bin / "pgbench", "-n", "-M", "prepared", "-c", str(clients),
+                 "-j", str(min(clients, os.cpu_count())), "-t", str(self.singles // clients),
+                 "-f", script.name, self.database.conninfo()],
+                capture_output=True, text=True,
+            )
+        assert done.returncode == 0 and "ERROR" not in done.stderr, done.stderr
 
     def round_trip(self):
         """Enqueue to handler: a waiting worker has the job in its hands."""
@@ -181,8 +202,37 @@ class Bench:
         cuts = statistics.quantiles(times, n=100)
         return {"p50_ms": round(statistics.median(times), 2), "p99_ms": round(cuts[98], 2)}
 
-    def run(self):
-        number, singles = self.jobs, self.singles
+    # Bad days
+
+    def rescue(self):
+        """Seconds from the end of the session that holds self.jobs attempts to the last rescue."""
+        self.enqueue("lost")
+        worker = self.database.connect()
+        runtime = worker.value("SELECT awa.register_runtime()")
+        held = 0
+        while held < self.jobs:
+            held += worker.value(
+                "SELECT count(*) FROM awa.claim('lost', 10000, %s)", runtime)
+        running = "SELECT running FROM awa.queue_stats WHERE queue = 'lost'"
+        assert self.conn.value(running) == self.jobs
+        start = time.monotonic()
+        worker.close()
+        while self.conn.value(running) > 0:
+            time.sleep(0.005)
+        return {"attempts": held, "seconds": round(time.monotonic() - start, 2)}
+
+    def restart(self):
+        """Seconds from an immediate stop with a backlog of self.jobs to the first claim."""
+        self.enqueue("backlog")
+        self.server.stop("immediate")
+        start = time.monotonic()
+        self.server.start()
+        self.conn = self.database.connect()
+        assert self.conn.value("SELECT count(*) FROM awa.claim('backlog', 10)") > 0
+        return {"backlog": self.jobs, "seconds": round(time.monotonic() - start, 2)}
+
+    def run_bulk(self):
+        number = self.jobs
         copy = self.measure("COPY into a bare table, one B-tree", number, self.bare_copy)
         self.measure("insert_jobs, 1,000 a call, from psycopg", number,
                      lambda: self.enqueue("a"), copy["name"])
@@ -190,19 +240,28 @@ class Bench:
                      lambda: self.enqueue_in_the_server("b"), copy["name"])
         self.measure("drain: claim 500 + complete_many", number, lambda: self.drain("a"))
         self.measure("drain: complete_and_claim 500", number, lambda: self.drain_in_one_call("b"))
+
+    def run_singles(self):
         for clients in (1, 8):
-            bare = self.measure(
-                f"single INSERT commits into a bare table, {clients} client(s)", singles,
-                lambda clients=clients: self.in_parallel(clients, self.bare_insert))
-            self.measure(
-                f"insert_job, one a commit, {clients} client(s)", singles,
-                lambda clients=clients: self.in_parallel(clients, self.insert_singles),
-                bare["name"])
-            self.measure(
-                f"claim + complete, one job a time, {clients} client(s)", singles,
-                lambda clients=clients: self.in_parallel(clients, self.work_singles),
-                bare["name"])
-        return self.round_trip()
+            bare = f"single INSERT commits into a bare table, {clients} client(s)"
+            self.measure(bare, self.singles, lambda: self.pgbench(clients, BARE_INSERT))
+            self.measure(f"insert_job, one a commit, {clients} client(s)", self.singles,
+                         lambda: self.pgbench(clients, INSERT_JOB), bare)
+            self.measure(f"claim, then complete, one job a time, {clients} client(s)",
+                         self.singles, lambda: self.pgbench(clients, *CLAIM_AND_COMPLETE), bare)
+        for clients in (16, 64):
+            self.pgbench(clients, INSERT_JOB)
+            self.measure(f"claim, then complete, one job a time, {clients} client(s)",
+                         self.singles, lambda: self.pgbench(clients, *CLAIM_AND_COMPLETE))
+
+    def run(self):
+        for _ in range(self.rounds):
+            self.run_bulk()
+            self.run_singles()
+        return {
+            "commit_to_handler": self.round_trip(), "rescue": self.rescue(),
+            "restart": self.restart(),
+        }
 
 
 def machine():
@@ -213,31 +272,39 @@ def machine():
     return f"{os.cpu_count()} x {model}, {memory} GiB, Linux {platform.release()}"
 
 
-def show(bench, latency):
+def show(bench, others):
     by_name = {result["name"]: result for result in bench.results}
     width = max(map(len, by_name))
-    print(f"\n  {'':<{width}}  {'per second':>10}  {'of bare':>7}  {'WAL B/job':>9}  commits/job")
+    print(f"\n  {'':<{width}}  {'per second':>10}  {'of bare':>7}  {'WAL B/job':>9}"
+          f"  {'commits/job':>11}  CPU us/job")
     for result in bench.results:
         beside = by_name.get(result["beside"])
         share = f"{result['per_second'] / beside['per_second']:.2f}" if beside else ""
         print(f"  {result['name']:<{width}}  {result['per_second']:>10,}  {share:>7}"
-              f"  {result['wal_bytes_per_job']:>9,.0f}  {result['commits_per_job']:>11.4f}")
+              f"  {result['wal_bytes_per_job']:>9,.0f}  {result['commits_per_job']:>11.4f}"
+              f"  {result['cpu_us_per_job']:>10.1f}")
+    latency, rescue, restart = (others[key] for key in ("commit_to_handler", "rescue", "restart"))
     print(f"\n  commit to handler, idle: p50 {latency['p50_ms']} ms, p99 {latency['p99_ms']} ms")
+    print(f"  {rescue['attempts']:,} attempts of a dead session rescued:"
+          f" {rescue['seconds']} s after its end")
+    print(f"  start after a crash with {restart['backlog']:,} ready jobs to the first claim:"
+          f" {restart['seconds']} s")
 
 
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--jobs", type=int, default=100_000, help="of the bulk parts")
-    options.add_argument("--singles", type=int, default=8_000, help="of the one-by-one parts")
+    options.add_argument("--singles", type=int, default=16_000, help="of the one-by-one parts")
+    options.add_argument("--rounds", type=int, default=3, help="of which the best counts")
     options.add_argument("--out", default=str(ROOT / "bench/results/core.json"))
     options = options.parse_args()
     sweep()
     print(machine())
-    bench = Bench(options.jobs // BATCH * BATCH, options.singles // 8 * 8)
+    bench = Bench(options.jobs // BATCH * BATCH, options.singles // 64 * 64, options.rounds)
     try:
-        latency = bench.run()
+        others = bench.run()
         version = bench.conn.value("SHOW server_version")
-        show(bench, latency)
+        show(bench, others)
     finally:
         bench.server.destroy()
     out = Path(options.out)
@@ -245,8 +312,7 @@ def main():
     out.write_text(json.dumps({
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(), "postgres": version, "results": bench.results,
-        "commit_to_handler": latency,
-    }, indent=2) + "\n")
+    } | others, indent=2) + "\n")
 
 
 if __name__ == "__main__":

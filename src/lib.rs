@@ -27,7 +27,7 @@ pub extern "C-unwind" fn _PG_init() {
     }
     let registry = pg::registry::size();
     let dispatcher = dispatch::plan(dispatch::capacities(), registry);
-    pg::shmem::attach(|block, _size| dispatch::format(block));
+    pg::shmem::attach(dispatch::format);
     pg::shmem::request(registry + dispatcher, dispatch::LOCK + 1);
     supervisor::set_callbacks(dispatch::callbacks());
     pg::hooks::install();

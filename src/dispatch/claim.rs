@@ -45,7 +45,7 @@ pub enum Outcome {
 /// writes nothing.
 pub fn look(wanted: &Wanted<'_>) -> Result<Outcome> {
     let now = xact::micros();
-    let found = with_open(|d, db| {
+    with_open(|d, db| {
         d.return_due(db, now, DUE_AT_ONCE);
         check_owner(d, db, wanted.runtime)?;
         let (mut any, mut paused) = (false, !wanted.queues.is_empty());
@@ -64,8 +64,7 @@ pub fn look(wanted: &Wanted<'_>) -> Result<Outcome> {
         } else {
             Outcome::Empty
         })
-    })?;
-    found
+    })?
 }
 
 fn check_owner(

@@ -74,10 +74,14 @@ fn place() -> Option<(&'static Layout, *mut u8)> {
 }
 
 /// Lays out the zeroed block, at start and after a crash of a backend.
-pub fn format(block: *mut u8) {
+///
+/// # Safety
+/// Only for `shmem::attach`: the block has the size that was asked for, is zeroed, and
+/// nobody else looks at it yet.
+pub unsafe fn format(block: *mut u8, _size: usize) {
     let Some(Place { layout, offset }) = PLACE.get() else { return };
     let mut wakes = Wakes::new();
-    // SAFETY: the block is new: nobody else looks at it yet.
+    // SAFETY: the caller vouches.
     unsafe { layout.view(block.add(*offset), &mut wakes) }.format();
 }
 

@@ -44,7 +44,7 @@ pub fn request(size: usize, locks: usize) {
 
 /// Registers what lays out the block. It is called with the block zeroed, once for
 /// each life of the shared memory: at start and again after a crash of a backend.
-pub fn attach(init: fn(*mut u8, usize)) {
+pub fn attach(init: unsafe fn(*mut u8, usize)) {
     INIT.store(init as *mut (), Ordering::Relaxed);
 }
 
@@ -115,7 +115,7 @@ extern "C-unwind" fn on_startup() {
             ptr::write_bytes(block, 0, size);
             let init = INIT.load(Ordering::Relaxed);
             if !init.is_null() {
-                let init: fn(*mut u8, usize) = core::mem::transmute(init);
+                let init: unsafe fn(*mut u8, usize) = core::mem::transmute(init);
                 init(block, size);
             }
         }
