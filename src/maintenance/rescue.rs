@@ -65,5 +65,5 @@ fn rescue(mut receipts: Vec<i64>, reason: &str) -> Result<u64> {
             Verdict::Retry { due: now.saturating_add(case.backoff.delay(case.attempt, random)) }
         }
     })?;
-    Ok(verdicts.len() as u64)
+    Ok(verdicts.iter().filter(|verdict| **verdict != Verdict::Skip).count() as u64)
 }
