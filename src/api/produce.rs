@@ -3,8 +3,8 @@
 use serde_json::{Map, Value};
 
 use super::access;
-use super::unique;
 use super::args::{check_name, options, required};
+use super::unique;
 use crate::dispatch::enqueue::{self, NewJob, check_priority};
 use crate::error::{Error, Result, SqlState};
 use crate::pg::call::{Call, Returned, sql_function};

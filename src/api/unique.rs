@@ -111,9 +111,7 @@ fn compute(
         return Err(Error::invalid(format!("unknown name \"{name}\" in unique_by"))
             .hint("Known names are queue, args."));
     }
-    let canonical = names
-        .contains(&"args")
-        .then(|| unique::canonical(&datum::own_json_text(args)));
+    let canonical = names.contains(&"args").then(|| unique::canonical(&datum::own_json_text(args)));
     let mut parts = Parts {
         queue: names.contains(&"queue").then_some(queue),
         args: canonical.as_deref(),

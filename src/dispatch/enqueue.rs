@@ -143,7 +143,8 @@ fn take_keys(db: Db, now: i64, jobs: &mut [NewJob]) -> Result<Vec<Enqueued>> {
         for (nth, (_, at)) in same.iter().enumerate() {
             let is_duplicate = holder.is_some() || nth > 0;
             let id = holder.unwrap_or(id);
-            let is_strict = jobs.get(*at).and_then(|j| j.unique.as_ref()).is_some_and(|u| u.is_strict);
+            let is_strict =
+                jobs.get(*at).and_then(|j| j.unique.as_ref()).is_some_and(|u| u.is_strict);
             if is_duplicate && is_strict {
                 return Err(keys::conflict(id));
             }

@@ -59,13 +59,7 @@ impl Switcher {
     }
 
     /// The job goes from one state to another.
-    pub fn switch(
-        &mut self,
-        job_id: i64,
-        body: &Body,
-        from: State,
-        to: State,
-    ) -> Result<Switched> {
+    pub fn switch(&mut self, job_id: i64, body: &Body, from: State, to: State) -> Result<Switched> {
         let Some((key, mask)) = unique::of_body(body) else { return Ok(Switched::Done) };
         match (mask.has(from), mask.has(to)) {
             (false, true) => self.take(&key, job_id),

@@ -111,7 +111,7 @@ pub fn canonical(json: &str) -> String {
             }
             '}' | ']' => {
                 done = open.pop().map(|mut closed| {
-                    closed.members.sort_by(|a, b| sort_key(&a.0).cmp(&sort_key(&b.0)));
+                    closed.members.sort_by_cached_key(|(key, _)| sort_key(key));
                     let members: Vec<String> =
                         closed.members.into_iter().map(|(key, value)| key + &value).collect();
                     let (left, right) = if closed.is_object { ('{', '}') } else { ('[', ']') };
@@ -132,9 +132,8 @@ pub fn canonical(json: &str) -> String {
                 length
             }
             _ => {
-                let length = rest
-                    .find([',', '}', ']', ' ', '\n', '\t', '\r', ':'])
-                    .unwrap_or(rest.len());
+                let length =
+                    rest.find([',', '}', ']', ' ', '\n', '\t', '\r', ':']).unwrap_or(rest.len());
                 done = Some(rest[..length].to_owned());
                 length
             }
@@ -188,7 +187,8 @@ mod tests {
 
     #[test]
     fn json_is_sorted_and_compact() {
-        let given = r#" {"bb": 1.50, "a": {"é": "x, \"y\": z", "b": []}, "c": [1, {"d": null}, "]"]}"#;
+        let given =
+            r#" {"bb": 1.50, "a": {"é": "x, \"y\": z", "b": []}, "c": [1, {"d": null}, "]"]}"#;
         let wanted = r#"{"a":{"b":[],"é":"x, \"y\": z"},"bb":1.50,"c":[1,{"d":null},"]"]}"#;
         assert_eq!(canonical(given), wanted);
         assert_eq!(canonical(" 12345678901234567890123.10 "), "12345678901234567890123.10");
