@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::key_check;
 use super::session::{attach, with_open};
 use crate::domain::bits::Bits;
 use crate::domain::entities::{AS_BODY, Counts, Db, ReleaseState, SEGMENTS, split};
@@ -161,6 +162,7 @@ struct Tables {
     lanes: HashMap<i64, LaneRow>,
     deferred: HashMap<String, Counts>,
     totals: Vec<queues::Totals>,
+    keys: key_check::Keys,
 }
 
 impl Tables {
@@ -170,6 +172,7 @@ impl Tables {
             segments.push(evidence::read(segment, Sight::Signed, Detail::None, i64::MAX)?);
         }
         Ok(Self {
+            keys: key_check::Keys::read(&segments)?,
             segments,
             lanes: lanes::read_all(Snapshot::SelfNow)?,
             deferred: deferred::count(Snapshot::SelfNow)?,
@@ -221,6 +224,10 @@ fn compare(memory: &Memory, tables: &Tables) -> Result<Vec<Finding>> {
         Finding {
             invariant: "counts of queues equal counts by scan",
             faults: compare_counts(memory, tables).0,
+        },
+        Finding {
+            invariant: "a unique key is held if and only if a job in a masked state exists for it",
+            faults: tables.keys.compare(TOLD),
         },
     ])
 }

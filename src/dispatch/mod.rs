@@ -10,6 +10,8 @@ pub mod check;
 pub mod claim;
 pub mod close;
 pub mod enqueue;
+mod key_check;
+pub mod keys;
 mod layout;
 pub mod replay;
 mod session;

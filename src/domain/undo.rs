@@ -10,6 +10,8 @@ pub enum End {
     /// The call that took the item has not decided yet; such a call cannot commit.
     #[default]
     Undecided,
+    /// It does not: the call could not close it now and left it open.
+    Open,
     Completed,
     Failed,
     Cancelled,
@@ -54,6 +56,11 @@ pub enum Act {
         retryable: bool,
         count: i32,
         due: i64,
+    },
+    /// So many jobs were cancelled outside the segments, whose totals have the queue's row.
+    Cancel {
+        queue: u32,
+        count: i32,
     },
     Pause {
         queue: u32,

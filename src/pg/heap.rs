@@ -176,6 +176,21 @@ impl Table {
         Ok(tids)
     }
 
+    /// Deletes a row that no other transaction can be deleting; raises if one is.
+    pub fn delete(&self, tid: Tid) {
+        // A row that this command wrote is not there for it yet (heap_delete).
+        super::xact::command_counter_increment();
+        let mut pointer = pg_sys::ItemPointerData {
+            ip_blkid: pg_sys::BlockIdData {
+                bi_hi: (tid.block >> 16) as u16,
+                bi_lo: tid.block as u16,
+            },
+            ip_posid: tid.offset,
+        };
+        // SAFETY: an open relation, and the place of a row in it.
+        unsafe { pg_sys::simple_heap_delete(self.relation, &mut pointer) }
+    }
+
     /// Reads the table in the order of its blocks until `each` returns false.
     pub fn scan(
         &self,

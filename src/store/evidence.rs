@@ -44,6 +44,8 @@ pub struct ChunkEvidence {
     pub bodies: Bits,
     /// The segment is done with them.
     pub disposed: Bits,
+    /// Of these, those that completed.
+    pub completed: Bits,
     pub open: Bits,
     /// Released by their latest attempt.
     pub released: Bits,
@@ -344,11 +346,14 @@ fn read_claims(segment: u8, sight: Sight, evidence: &mut Evidence) -> Result<Vec
 
 fn dispose(evidence: &mut Evidence, position: i64, outcome: Outcome) -> bool {
     let (number, offset) = split(position);
-    let fresh = evidence.chunks.entry(number).or_default().disposed.insert(offset);
+    let chunk = evidence.chunks.entry(number).or_default();
+    let fresh = chunk.disposed.insert(offset);
+    if fresh && outcome == Outcome::Completed {
+        chunk.completed.insert(offset);
+    }
     if !fresh {
         evidence.faults.push(format!("job at position {position} has two final dispositions"));
     }
-    let _ = outcome;
     fresh
 }
 

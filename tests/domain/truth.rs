@@ -249,6 +249,7 @@ impl Truth {
                 job.state = if due <= now { State::Tail } else { State::Timed { due, snoozed } };
                 return;
             }
+            End::Open => unreachable!("no act of the model leaves an item open"),
             End::Undecided => unreachable!(),
         }
         self.jobs.remove(&position);

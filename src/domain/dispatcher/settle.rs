@@ -16,7 +16,10 @@ impl Dispatcher<'_> {
 
     fn pinned(&self, db: Db, act: Act) -> Option<u32> {
         match act {
-            Act::Defer { queue, .. } | Act::Pause { queue, .. } | Act::Configure { queue } => {
+            Act::Defer { queue, .. }
+            | Act::Cancel { queue, .. }
+            | Act::Pause { queue, .. }
+            | Act::Configure { queue } => {
                 Some(queue).filter(|q| self.queues.get(*q).is_some_and(|q| q.db == db))
             }
             _ => None,
@@ -147,6 +150,11 @@ impl Dispatcher<'_> {
                     self.wake_worker_for(db, due);
                 }
             }
+            Act::Cancel { queue, count } => {
+                if self.queues.get(queue).is_some_and(|q| q.db == db) {
+                    self.queues[queue].counts.cancelled += i64::from(count);
+                }
+            }
             Act::Pause { queue, paused } => {
                 if self.queues.get(queue).is_none_or(|q| q.db != db) {
                     return;
@@ -240,6 +248,7 @@ impl Dispatcher<'_> {
             }
             Act::Lane { .. }
             | Act::Defer { .. }
+            | Act::Cancel { .. }
             | Act::Pause { .. }
             | Act::Configure { .. }
             | Act::Deregister { .. }
@@ -289,7 +298,7 @@ impl Dispatcher<'_> {
             return;
         }
         let Item { claim, position, .. } = self.items[at];
-        let Claim { lane, segment, .. } = self.claims[claim];
+        let Claim { lane, segment, runtime, .. } = self.claims[claim];
         let queue = self.lanes[lane].queue;
         let counts = &mut self.queues[queue].counts;
         counts.running -= 1;
@@ -309,6 +318,15 @@ impl Dispatcher<'_> {
             }
             End::Moved => true,
             End::Released(_) => false,
+            End::Open => {
+                counts.running += 1;
+                self.items[at].closing = false;
+                self.leave_segment(db, segment);
+                if runtime != NIL && self.runtimes[runtime].dead {
+                    self.orphaned_something(db);
+                }
+                return;
+            }
             // The call that took it failed, yet its transaction committed: cannot be, since
             // an error ends the (sub)transaction. The tables know.
             End::Undecided => {
