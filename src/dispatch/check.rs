@@ -162,7 +162,7 @@ impl Tables {
         Ok(Self {
             segments,
             lanes: lanes::read_all(Snapshot::SelfNow)?,
-            deferred: deferred::count(Snapshot::SelfNow)?,
+            deferred: deferred::count(Snapshot::SelfNow, i64::MAX)?,
             totals: queues::read_totals(Snapshot::SelfNow)?,
         })
     }

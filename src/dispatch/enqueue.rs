@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use super::session::{attach, capacity, confirm, reserve_log, with_log};
+use super::session::{attach_generation, capacity, confirm, reserve_log, with_log};
 use crate::domain::dispatcher::{Grant, Granted};
 use crate::domain::entities::{Db, QueueSettings, position};
 use crate::domain::undo::Act;
@@ -45,9 +45,8 @@ pub(super) fn forget_written_lanes() {
 /// Enqueues jobs and returns their ids in order. All or none: an error leaves nothing.
 pub fn enqueue(jobs: Vec<NewJob>) -> Result<Vec<i64>> {
     xact::ensure_writable("awa.insert_job()")?;
-    let db = attach()?;
+    let (db, generation) = attach_generation()?;
     let now = xact::micros();
-    let generation = super::generation(db);
     let mut ids = vec![0; jobs.len()];
     let mut ready = Groups::default();
     let mut later = Vec::new();
@@ -79,9 +78,8 @@ pub fn enqueue(jobs: Vec<NewJob>) -> Result<Vec<i64>> {
 /// Writes the bodies of promoted jobs of one queue; their rows in `deferred_jobs` are the
 /// caller's to delete, in the same transaction.
 pub fn promote(queue: &str, jobs: Vec<Promoted>) -> Result<()> {
-    let db = attach()?;
+    let (db, generation) = attach_generation()?;
     let now = xact::micros();
-    let generation = super::generation(db);
     let mut ids = vec![0; jobs.len()];
     let mut ready = Groups::default();
     for (at, job) in jobs.into_iter().enumerate() {

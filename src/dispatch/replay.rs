@@ -83,7 +83,9 @@ pub fn run() -> Result<Replayed> {
         };
         super::with(|d| d.restore_counts(db, &total.queue, &counts)).map_err(capacity)?;
     }
-    for (queue, counts) in deferred::count(Snapshot::SelfNow)? {
+    // Jobs at and above the floor come from producers that are already at work, and are
+    // counted by the commits that made them.
+    for (queue, counts) in deferred::count(Snapshot::SelfNow, position(floor, 0))? {
         super::with(|d| d.restore_counts(db, &queue, &counts)).map_err(capacity)?;
     }
     for segment in 0..SEGMENTS as u8 {

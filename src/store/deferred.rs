@@ -175,11 +175,14 @@ pub fn read_all(snapshot: Snapshot, mut take: impl FnMut(Deferred) -> Result<boo
     Ok(())
 }
 
-/// How many jobs each queue has put aside.
-pub fn count(snapshot: Snapshot) -> Result<HashMap<String, Counts>> {
+/// How many jobs with an id below `limit` each queue has put aside.
+pub fn count(snapshot: Snapshot, limit: i64) -> Result<HashMap<String, Counts>> {
     let mut counts: HashMap<String, Counts> = HashMap::new();
     let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
     table.scan(snapshot, |row| {
+        if row.i64(1).is_none_or(|id| id >= limit) {
+            return Ok(true);
+        }
         let entry = counts.entry(row.text(4).unwrap_or_default()).or_default();
         match row.enum_label(2).as_deref() {
             Some("retryable") => entry.retryable += 1,
