@@ -264,9 +264,8 @@ class Bench:
 
 
 def machine():
-    system = dict(
-        line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line
-    )
+    lines = Path("/etc/os-release").read_text().splitlines()
+    system = dict(line.split("=", 1) for line in lines if "=" in line)
     name, version = (system.get(key, "").strip('"') for key in ("ID", "VERSION_ID"))
     return f"{os.cpu_count()} cores, {name.capitalize()} {version}"
 

@@ -201,7 +201,13 @@ class Chaos:
 @pytest.mark.timeout(SECONDS + 420)
 def test_every_committed_job_is_completed_once(new_server):
     print(f"AWA_CHAOS_SEED={SEED}")
-    server = new_server({"awa.rotate_interval": "1s", "max_connections": "300"}, durable=True)
+    settings = {
+        "awa.rotate_interval": "1s",
+        # After a crash every open attempt gets as long as this.
+        "awa.heartbeat_staleness": "2s",
+        "max_connections": "300",
+    }
+    server = new_server(settings, durable=True)
     database = Database(server)
     database.execute("CREATE TABLE produced (token text)")
     database.execute("CREATE TABLE done (token text, receipt bigint)")

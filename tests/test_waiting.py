@@ -169,8 +169,8 @@ def test_two_queues_one_waiter(db):
 
 def test_called_from_a_procedure(db):
     db.execute("""
-        CREATE PROCEDURE waits(INOUT found boolean DEFAULT NULL) LANGUAGE plpgsql AS $$
-        BEGIN CALL awa.wait_for_jobs('{q}', '100 ms', found); END $$
+        CREATE PROCEDURE waits(INOUT seen boolean DEFAULT NULL) LANGUAGE plpgsql AS $$
+        BEGIN CALL awa.wait_for_jobs('{q}', '100 ms', seen); END $$
     """)
     assert db.value("CALL waits()") is False
     db.insert(queue="q")

@@ -79,14 +79,11 @@ fn run(
     }
     access::check_all(&queues, Profile::Worker)?;
     let mut rows = call.rows()?;
-    if max_jobs == 0 {
-        LAST.set(Some(Outcome::Empty));
-        return Ok(Returned::Void);
-    }
     let wanted = Wanted { queues: &queues, max_jobs: max_jobs as usize, runtime, deadline };
     let until = xact::micros().saturating_add(wait.min(guc::claim_wait_max().as_micros() as i64));
     loop {
         match claim::look(&wanted)? {
+            Outcome::Claimed if max_jobs == 0 => LAST.set(Some(Outcome::Empty)),
             Outcome::Claimed => {
                 let claimed = claim::claim(&wanted)?;
                 if !claimed.is_empty() {
@@ -96,7 +93,7 @@ fn run(
             }
             outcome => LAST.set(Some(outcome)),
         }
-        if xact::micros() >= until || queues.is_empty() {
+        if xact::micros() >= until || queues.is_empty() || max_jobs == 0 {
             return Ok(Returned::Void);
         }
         wait::wait(&queues, until)?;

@@ -93,6 +93,7 @@ fn fail(call: &mut Call) -> Result<Returned> {
     })?;
     let label = match verdicts.first() {
         Some(Verdict::Fail) => "failed",
+        Some(Verdict::Cancel) => "cancelled",
         Some(_) => "retryable",
         None => return Err(Error::internal("a failed attempt has no verdict")),
     };

@@ -10,3 +10,4 @@ pub mod preload;
 mod produce;
 mod queue;
 mod runtime;
+mod unique;

@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 
 use super::access;
 use super::args::{check_name, options, required};
+use super::unique;
 use crate::dispatch::enqueue::{self, NewJob, check_priority};
 use crate::error::{Error, Result, SqlState};
 use crate::pg::call::{Call, Returned, sql_function};
@@ -18,7 +19,17 @@ sql_function!(awa_insert_jobs, insert_jobs);
 const MAX_TAGS: usize = 20;
 const MAX_KEY: usize = 255;
 const MAX_JOBS: usize = 100_000;
-const OPTIONS: &[&str] = &["ordering_key", "concurrency_key", "deadline", "expires_at"];
+const OPTIONS: &[&str] = &[
+    "unique_states",
+    "unique_by",
+    "unique_period",
+    "on_conflict",
+    "throttle",
+    "ordering_key",
+    "concurrency_key",
+    "deadline",
+    "expires_at",
+];
 const FIELDS: &[&str] = &[
     "kind",
     "args",
@@ -42,6 +53,7 @@ struct Given {
     max_attempts: Option<i32>,
     tags: Option<Vec<String>>,
     metadata: Option<Datum>,
+    unique_key: Option<String>,
 }
 
 impl Given {
@@ -57,12 +69,14 @@ impl Given {
             ));
         }
         let deadline = opts.get("deadline").filter(|v| !v.is_null()).map(interval).transpose()?;
+        let unique = unique::read(&self.kind, &self.queue, self.args, self.unique_key, opts)?;
         let expires = opts.get("expires_at").filter(|v| !v.is_null()).map(time).transpose()?;
         Ok(NewJob {
             queue: self.queue,
             priority,
             max_attempts,
             run_at: self.run_at,
+            unique,
             body: Body {
                 created_at: 0,
                 run_at: None,
@@ -131,19 +145,14 @@ fn insert_job(call: &mut Call) -> Result<Returned> {
         max_attempts: call.i32(5),
         tags: call.text_array(6)?.map(|tags| tags.into_iter().flatten().collect()),
         metadata: call.jsonb(7),
+        unique_key: call.text(8),
     };
-    if call.text(8).is_some() {
-        return Err(Error::new(
-            SqlState::FEATURE_NOT_SUPPORTED,
-            "unique keys are not supported by this version",
-        ));
-    }
     let opts = options_of(call.jsonb_value(9).unwrap_or(Value::Null))?;
     let job = given.into_job(&opts)?;
     access::check(&job.queue, Profile::Producer)?;
-    let ids = enqueue::enqueue(vec![job])?;
-    let id = ids.first().copied().ok_or_else(|| Error::internal("no id for a job"))?;
-    Ok(Returned::value(id))
+    let enqueued = enqueue::enqueue(vec![job])?;
+    let job = enqueued.first().ok_or_else(|| Error::internal("no id for a job"))?;
+    Ok(Returned::value(job.id))
 }
 
 fn insert_jobs(call: &mut Call) -> Result<Returned> {
@@ -168,11 +177,15 @@ fn insert_jobs(call: &mut Call) -> Result<Returned> {
         }
         jobs.push(job);
     }
-    let ids = enqueue::enqueue(jobs)?;
+    let enqueued = enqueue::enqueue(jobs)?;
     let mut rows = call.rows()?;
-    for (at, id) in ids.iter().enumerate() {
+    for (at, job) in enqueued.iter().enumerate() {
         let ord = at as i64 + 1;
-        rows.push(&[Some(ord.to_datum()), Some(id.to_datum()), Some(false.to_datum())])?;
+        rows.push(&[
+            Some(ord.to_datum()),
+            Some(job.id.to_datum()),
+            Some(job.is_duplicate.to_datum()),
+        ])?;
     }
     Ok(Returned::Void)
 }
@@ -185,12 +198,6 @@ fn element_to_job(element: json::Object, defaults: &Map<String, Value>) -> Resul
             return Err(Error::invalid(format!("unknown key \"{key}\" in a job"))
                 .hint(format!("Known keys are {}.", FIELDS.join(", "))));
         }
-    }
-    if element.value("unique_key").is_some_and(|v| !v.is_null()) {
-        return Err(Error::new(
-            SqlState::FEATURE_NOT_SUPPORTED,
-            "unique keys are not supported by this version",
-        ));
     }
     let text = |key: &str| match element.value(key) {
         None | Some(Value::Null) => Ok(None),
@@ -234,6 +241,7 @@ fn element_to_job(element: json::Object, defaults: &Map<String, Value>) -> Resul
         metadata: element
             .datum("metadata")
             .filter(|_| element.value("metadata").is_some_and(|value| !value.is_null())),
+        unique_key: text("unique_key")?,
     };
     given.into_job(&opts)
 }

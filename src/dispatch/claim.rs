@@ -1,14 +1,18 @@
 //! Giving ready jobs to a worker.
 
+use super::close::{self, Closer};
+use super::keys::{self, Patience, Switched, Switcher};
 use super::session::{capacity, confirm, reserve_log, with_log, with_open};
 use crate::domain::dispatcher::{self as domain, Owner, Popped, Request};
 use crate::domain::entities::{AS_BODY, Db};
+use crate::domain::unique::State;
 use crate::error::{Error, Result};
 use crate::pg::datum::{self, Datum};
 use crate::pg::debug_point::debug_point;
 use crate::pg::xact;
 use crate::store::body::{self, Placed};
 use crate::store::claims::{self, ClaimedItem, NewClaim};
+use crate::store::unique;
 
 /// Timers that a claim looks at on its way, so that a due job is not late because the
 /// worker is.
@@ -101,8 +105,45 @@ pub fn claim(wanted: &Wanted<'_>) -> Result<Vec<Claimed>> {
     let jobs = read_bodies(&popped)?;
     let deadlines = describe(db, wanted, &popped, &jobs, now);
     write_claims(wanted, &popped, &jobs, &deadlines, now)?;
+    let refused = switch_keys(&popped, &jobs)?;
     confirm(db, generation)?;
-    Ok(deliver(popped, jobs, &deadlines))
+    let mut claimed = deliver(popped, jobs, &deadlines);
+    if !refused.is_empty() {
+        claimed.retain(|job| refused.binary_search(&job.receipt).is_err());
+    }
+    Ok(claimed)
+}
+
+/// Moves the unique keys of jobs that start to run. A job whose key has gone to another one
+/// meanwhile does not run: it is cancelled. Returns the receipts of such, sorted.
+fn switch_keys(popped: &[Popped], jobs: &[Placed]) -> Result<Vec<i64>> {
+    let (from, to) = (State::Available, State::Running);
+    let mut moving: Vec<(Vec<u8>, &Popped, &Placed)> = Vec::new();
+    for (popped, job) in popped.iter().zip(jobs) {
+        if let Some((key, mask)) = unique::of_body(&job.body)
+            && !mask.same(from, to)
+        {
+            moving.push((key, popped, job));
+        }
+    }
+    if moving.is_empty() {
+        return Ok(Vec::new());
+    }
+    // In the order of producers: see enqueue.
+    moving.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    let mut switcher = Switcher::new(Patience::Wait);
+    let mut refused = Vec::new();
+    for (_, popped, job) in &moving {
+        if let Switched::Lost(holder) = switcher.switch(job.job_id(), &job.body, from, to)? {
+            refused.push((popped.receipt, holder));
+        }
+    }
+    for (receipt, holder) in &refused {
+        close::cancel(close::take(&[*receipt], Closer::Owner)?, &keys::reason(*holder))?;
+    }
+    let mut receipts: Vec<i64> = refused.iter().map(|(receipt, _)| *receipt).collect();
+    receipts.sort_unstable();
+    Ok(receipts)
 }
 
 fn pop(
@@ -177,6 +218,15 @@ fn describe(db: Db, wanted: &Wanted<'_>, popped: &[Popped], jobs: &[Placed], now
     let special = popped.iter().zip(jobs).zip(&deadlines).any(|((p, job), deadline)| {
         *deadline != p.deadline || (p.prior == AS_BODY && job.body.attempts != 0)
     });
+    let keyed: Vec<i64> = popped
+        .iter()
+        .zip(jobs)
+        .filter(|(_, job)| job.body.unique_key.is_some())
+        .map(|(p, _)| p.receipt)
+        .collect();
+    if !keyed.is_empty() {
+        super::with(|d| keyed.iter().for_each(|receipt| d.mark_keyed(db, *receipt)));
+    }
     if special {
         super::with(|d| {
             for ((p, job), deadline) in popped.iter().zip(jobs).zip(&deadlines) {

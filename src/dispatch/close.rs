@@ -1,10 +1,12 @@
 //! The ends of attempts: completed, failed, released, rescued.
 
 use super::enqueue::write_deferred;
+use super::keys::{self, Patience, Switched, Switcher};
 use super::session::{confirm, reserve_log, with_log, with_open};
 use crate::domain::dispatcher::{Take, Taken};
 use crate::domain::entities::{Db, split};
 use crate::domain::undo::End;
+use crate::domain::unique::State;
 use crate::error::{Error, Result, SqlState};
 use crate::pg::datum::Datum;
 use crate::pg::debug_point::debug_point;
@@ -30,6 +32,7 @@ pub enum Closer {
 /// Items this transaction is closing.
 pub struct Hold {
     db: Db,
+    patience: Patience,
     generation: u64,
     pub taken: Vec<Taken>,
 }
@@ -93,7 +96,8 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
             }
         }
     }
-    Ok(Hold { db, generation, taken })
+    let patience = if owner { Patience::Wait } else { Patience::Skip };
+    Ok(Hold { db, patience, generation, taken })
 }
 
 /// One closure row a claim and end: `Taken` of one claim, in the order of their items.
@@ -147,6 +151,7 @@ fn batch(batches: &mut Vec<Batch>, item: &Taken, outcome: Outcome, due: Option<i
 /// Completes what was taken.
 pub fn complete(hold: Hold) -> Result<()> {
     let now = xact::micros();
+    end_keys(&hold.taken, State::Completed)?;
     let mut batches = Vec::new();
     for item in &hold.taken {
         batch(&mut batches, item, Outcome::Completed, None);
@@ -159,6 +164,7 @@ pub fn complete(hold: Hold) -> Result<()> {
 /// Completes one attempt and keeps its result.
 pub fn complete_with_result(hold: Hold, result: Datum) -> Result<()> {
     let now = xact::micros();
+    end_keys(&hold.taken, State::Completed)?;
     for item in &hold.taken {
         let items = [(item.receipt - item.claim) as u32];
         closures::write(
@@ -177,6 +183,31 @@ pub fn complete_with_result(hold: Hold, result: Datum) -> Result<()> {
     }
     decide(&hold.taken, |_| End::Completed);
     confirm(hold.db, hold.generation)
+}
+
+/// The items whose bodies may have a unique key, with their bodies.
+fn keyed(taken: &[Taken]) -> Result<Vec<(Taken, Placed)>> {
+    let mut items: Vec<Taken> = taken.iter().filter(|item| item.keyed).copied().collect();
+    items.sort_unstable_by_key(|item| item.segment);
+    let mut found = Vec::with_capacity(items.len());
+    for run in items.chunk_by(|a, b| a.segment == b.segment) {
+        let positions: Vec<i64> = run.iter().map(|item| item.position).collect();
+        found.extend(run.iter().copied().zip(body::read(run[0].segment, &positions)?));
+    }
+    Ok(found)
+}
+
+/// Frees the unique keys of jobs that came to their end, or keeps them where the mask says
+/// so. Only owners complete, so open transactions are waited for.
+fn end_keys(taken: &[Taken], to: State) -> Result<()> {
+    if taken.iter().all(|item| !item.keyed) {
+        return Ok(());
+    }
+    let mut switcher = Switcher::new(Patience::Wait);
+    for (_, mut job) in keyed(taken)? {
+        switcher.end(job.job_id(), &mut job.body, State::Running, to)?;
+    }
+    Ok(())
 }
 
 fn decide(taken: &[Taken], end: impl Fn(&Taken) -> End) {
@@ -199,6 +230,39 @@ pub enum Verdict {
         due: i64,
     },
     Fail,
+    /// Not a judge's: the job's unique key went to another one, and it cannot go on.
+    Cancel,
+    /// Not a judge's either: an open transaction has the key, so the attempt stays open.
+    Skip,
+}
+
+/// Where a job goes that is to run again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Into its lane; capacity is an error.
+    Lane,
+    /// Into its lane if there is a timer, else into `deferred_jobs`.
+    Any,
+    /// Its unique key has to move when its time comes, which takes a transaction: the
+    /// promotion of deferred jobs is one, the firing of a timer is not.
+    Deferred,
+}
+
+impl Verdict {
+    /// Where it sends the job, and the state it is in then.
+    fn target(self, job: &Placed, now: i64) -> (Place, State) {
+        let place = |waiting: State| match keys::mask(&job.body) {
+            Some(mask) if !mask.same(waiting, State::Available) => Place::Deferred,
+            _ => Place::Any,
+        };
+        match self {
+            Self::Retry { .. } => (place(State::Retryable), State::Retryable),
+            Self::GiveBack { due } if due <= now => (Place::Lane, State::Available),
+            Self::GiveBack { .. } => (place(State::Scheduled), State::Scheduled),
+            Self::Fail => (Place::Any, State::Failed),
+            Self::Cancel | Self::Skip => (Place::Any, State::Cancelled),
+        }
+    }
 }
 
 /// An attempt as a judge sees it.
@@ -222,7 +286,8 @@ pub fn conclude(
     judge: impl Fn(&Case<'_>) -> Verdict,
 ) -> Result<Vec<Verdict>> {
     let now = xact::micros();
-    let Hold { db, generation, mut taken } = hold;
+    let Hold { db, patience, generation, mut taken } = hold;
+    let mut switcher = Switcher::new(patience);
     taken.sort_by_key(|item| (item.segment, item.receipt));
     let mut verdicts = Vec::with_capacity(taken.len());
     for run in taken.chunk_by(|a, b| a.segment == b.segment) {
@@ -239,8 +304,7 @@ pub fn conclude(
         for ((item, job), backoff) in run.iter().zip(&jobs).zip(backoffs) {
             let attempt = attempt_of(item);
             let verdict = judge(&Case { taken: item, job, attempt, backoff });
-            plan.add(item, job, attempt, verdict);
-            verdicts.push(verdict);
+            verdicts.push(plan.add(&mut switcher, item, job, attempt, verdict)?);
         }
         plan.carry_out()?;
     }
@@ -248,21 +312,33 @@ pub fn conclude(
     Ok(verdicts)
 }
 
-/// Gives attempts back without reading their jobs: none of them counts.
+/// Cancels attempts for a reason.
+pub fn cancel(hold: Hold, reason: &str) -> Result<()> {
+    conclude(hold, Some(reason), |_| Verdict::Cancel).map(|_| ())
+}
+
+/// Gives attempts back: none of them counts. Jobs are read only where a unique key may have
+/// to move.
 pub fn give_back(hold: Hold) -> Result<u64> {
     let now = xact::micros();
-    let Hold { db, generation, taken } = hold;
-    let mut plan = Plan { db, now, ..Plan::default() };
-    for item in &taken {
-        plan.release(item, item.prior, Outcome::Released, now);
+    let Hold { db, patience, generation, taken } = hold;
+    let (with_key, plain): (Vec<Taken>, Vec<Taken>) =
+        taken.into_iter().partition(|item| item.keyed);
+    let mut given_back = 0;
+    if !with_key.is_empty() {
+        let hold = Hold { db, patience, generation, taken: with_key };
+        let verdicts = conclude(hold, None, |_| Verdict::GiveBack { due: now })?;
+        given_back += verdicts.iter().filter(|v| matches!(v, Verdict::GiveBack { .. })).count();
     }
-    let overflow = plan.overflow();
-    if overflow {
-        return Err(super::capacity(crate::domain::dispatcher::Full::Timers));
+    let mut plan = Plan { db, now, ..Plan::default() };
+    for item in &plain {
+        if !plan.release(item, item.prior, Outcome::Released, now) {
+            return Err(super::capacity(crate::domain::dispatcher::Full::Timers));
+        }
     }
     plan.carry_out()?;
     confirm(db, generation)?;
-    Ok(taken.len() as u64)
+    Ok((given_back + plain.len()) as u64)
 }
 
 /// What a batch of attempts in one segment comes to.
@@ -277,39 +353,91 @@ struct Plan<'a> {
     deferred: Vec<(u32, Deferred)>,
     /// Releases under way: lane, chunk, attempts, due.
     releases: Vec<((u32, i64, i16, i64), u32)>,
-    out_of_timers: bool,
 }
 
 impl Plan<'_> {
-    fn add(&mut self, item: &Taken, job: &Placed, attempt: i16, verdict: Verdict) {
-        match verdict {
-            Verdict::Retry { due } => self.retry(item, job, attempt, Outcome::Retryable, due),
-            Verdict::GiveBack { due } => {
-                self.retry(item, job, attempt - 1, Outcome::Released, due);
-            }
-            Verdict::Fail => {
-                let mut body = job.body;
-                body.attempts = attempt;
-                body.history = self.history(job, attempt);
-                self.done.push((
-                    item.lane,
-                    Done {
-                        job_id: job.job_id(),
-                        failed: true,
-                        finalized_at: self.now,
-                        attempted_at: None,
-                        last_receipt: Some(item.receipt),
-                        queue: String::new(),
-                        priority: item.priority,
-                        shard: 0,
-                        run_at: job.body.run_at(),
-                        body,
-                    },
-                ));
-                batch(&mut self.batches, item, Outcome::Failed, None);
-                self.ends.push((item.log, End::Failed));
-            }
+    /// Returns the verdict that was carried out, which the job's unique key may have
+    /// changed.
+    fn add(
+        &mut self,
+        switcher: &mut Switcher,
+        item: &Taken,
+        job: &Placed,
+        attempt: i16,
+        verdict: Verdict,
+    ) -> Result<Verdict> {
+        let (place, to) = verdict.target(job, self.now);
+        if to.is_terminal() {
+            return self.end(switcher, item, (job, attempt), verdict, None);
         }
+        match switcher.switch(job.job_id(), &job.body, State::Running, to)? {
+            Switched::Busy => return Ok(self.skip(item)),
+            Switched::Lost(holder) => {
+                let reason = Some(keys::reason(holder));
+                return self.end(switcher, item, (job, attempt), Verdict::Cancel, reason);
+            }
+            Switched::Done => {}
+        }
+        match verdict {
+            Verdict::Retry { due } => {
+                self.retry(item, job, attempt, Outcome::Retryable, due, place)?;
+            }
+            Verdict::GiveBack { due } => {
+                self.retry(item, job, attempt - 1, Outcome::Released, due, place)?;
+            }
+            Verdict::Fail | Verdict::Cancel | Verdict::Skip => {}
+        }
+        Ok(verdict)
+    }
+
+    /// The attempt stays open.
+    fn skip(&mut self, item: &Taken) -> Verdict {
+        self.ends.push((item.log, End::Open));
+        Verdict::Skip
+    }
+
+    /// The job has failed, or is cancelled.
+    fn end(
+        &mut self,
+        switcher: &mut Switcher,
+        item: &Taken,
+        (job, attempt): (&Placed, i16),
+        verdict: Verdict,
+        reason: Option<String>,
+    ) -> Result<Verdict> {
+        let failed = verdict == Verdict::Fail;
+        let (state, outcome, end) = if failed {
+            (State::Failed, Outcome::Failed, End::Failed)
+        } else {
+            (State::Cancelled, Outcome::Cancelled, End::Cancelled)
+        };
+        let mut body = job.body;
+        if !switcher.end(job.job_id(), &mut body, State::Running, state)? {
+            return Ok(self.skip(item));
+        }
+        body.attempts = attempt;
+        body.history = crate::store::history::with_error(
+            self.history(job, attempt),
+            attempt,
+            self.now,
+            reason.as_deref(),
+        );
+        let done = Done {
+            job_id: job.job_id(),
+            failed,
+            finalized_at: self.now,
+            attempted_at: None,
+            last_receipt: Some(item.receipt),
+            queue: String::new(),
+            priority: item.priority,
+            shard: 0,
+            run_at: job.body.run_at(),
+            body,
+        };
+        self.done.push((item.lane, done));
+        batch(&mut self.batches, item, outcome, None);
+        self.ends.push((item.log, end));
+        Ok(verdict)
     }
 
     /// The errors the body brought along, and this one.
@@ -317,9 +445,21 @@ impl Plan<'_> {
         crate::store::history::with_error(job.body.history, attempt, self.now, self.error)
     }
 
-    fn retry(&mut self, item: &Taken, job: &Placed, used: i16, outcome: Outcome, due: i64) {
-        if due - self.now <= SHORT && self.release(item, used, outcome, due) {
-            return;
+    fn retry(
+        &mut self,
+        item: &Taken,
+        job: &Placed,
+        used: i16,
+        outcome: Outcome,
+        due: i64,
+        place: Place,
+    ) -> Result<()> {
+        let is_short = due - self.now <= SHORT;
+        if is_short && place != Place::Deferred && self.release(item, used, outcome, due) {
+            return Ok(());
+        }
+        if place == Place::Lane {
+            return Err(super::capacity(crate::domain::dispatcher::Full::Timers));
         }
         let mut body = job.body;
         body.attempts = used;
@@ -338,6 +478,7 @@ impl Plan<'_> {
         ));
         batch(&mut self.batches, item, Outcome::Moved, Some(due));
         self.ends.push((item.log, End::Moved));
+        Ok(())
     }
 
     /// Ready again in place. False when timers are used up.
@@ -359,7 +500,6 @@ impl Plan<'_> {
             release
         });
         let Some(release) = reserved else {
-            self.out_of_timers = true;
             return false;
         };
         if known.is_none() {
@@ -368,10 +508,6 @@ impl Plan<'_> {
         batch(&mut self.batches, item, outcome, Some(due));
         self.ends.push((item.log, End::Released(release)));
         true
-    }
-
-    fn overflow(&self) -> bool {
-        self.out_of_timers
     }
 
     fn carry_out(mut self) -> Result<()> {

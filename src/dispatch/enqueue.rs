@@ -2,11 +2,14 @@
 
 use std::cell::RefCell;
 
-use super::session::{attach_generation, capacity, confirm, reserve_log, with_log};
+use super::keys::{self, Patience, Switched, Switcher};
+use super::session::{attach, capacity, confirm, reserve_log, with_log};
 use crate::domain::dispatcher::{Grant, Granted};
 use crate::domain::entities::{Db, QueueSettings, position};
 use crate::domain::undo::Act;
+use crate::domain::unique::{Mask, State};
 use crate::error::{Error, Result, SqlState};
+use crate::pg::datum::{Bits8, ToDatum};
 use crate::pg::xact;
 use crate::store::body::{self, Body, Placed};
 use crate::store::{chunks, deferred, lanes, queues};
@@ -19,8 +22,26 @@ pub struct NewJob {
     pub max_attempts: Option<i16>,
     /// In the future: the job is scheduled.
     pub run_at: Option<i64>,
-    /// `created_at`, `run_at` and `max_attempts` are filled in here.
+    pub unique: Option<Unique>,
+    /// `created_at`, `run_at`, `max_attempts` and the unique key are filled in here.
     pub body: Body,
+}
+
+/// A key of which there may be one job at a time.
+#[derive(Clone, Debug)]
+pub struct Unique {
+    pub key: Vec<u8>,
+    pub mask: Mask,
+    /// 23505 for a second job, instead of the first one's id.
+    pub is_strict: bool,
+}
+
+/// What became of a job that was to be enqueued.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Enqueued {
+    pub id: i64,
+    /// It was not: this is the job that holds its key.
+    pub is_duplicate: bool,
 }
 
 /// A ready job that was deferred, on its way into its lane.
@@ -43,26 +64,36 @@ pub(super) fn forget_written_lanes() {
 }
 
 /// Enqueues jobs and returns their ids in order. All or none: an error leaves nothing.
-pub fn enqueue(jobs: Vec<NewJob>) -> Result<Vec<i64>> {
+pub fn enqueue(mut jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
     xact::ensure_writable("awa.insert_job()")?;
-    let (db, generation) = attach_generation()?;
+    let db = attach()?;
     let now = xact::micros();
+    // Before anything else: nobody waits for us while we wait for a key.
+    let keyed = take_keys(db, now, &mut jobs)?;
+    let generation = super::generation(db);
     let mut ids = vec![0; jobs.len()];
     let mut ready = Groups::default();
     let mut later = Vec::new();
     for (at, mut job) in jobs.into_iter().enumerate() {
+        let job_id = match keyed.get(at) {
+            Some(Enqueued { is_duplicate: true, .. }) => continue,
+            Some(Enqueued { id, .. }) => Some(*id).filter(|id| *id != 0),
+            None => None,
+        };
         let settings = ready.settings(&job.queue)?;
         let priority = job.priority.unwrap_or(settings.priority);
         let shard = shard_of(&settings);
         job.body.created_at = now;
         job.body.max_attempts = job.max_attempts.unwrap_or(settings.max_attempts);
-        match job.run_at {
-            Some(run_at) if run_at > now => later.push((at, run_at, priority, shard, job)),
+        match job.run_at.filter(|at| *at != i64::MIN) {
+            Some(run_at) if run_at > now => {
+                later.push(Later { at, job_id, run_at, priority, shard, job });
+            }
             Some(run_at) => {
                 job.body.run_at = (run_at != now).then_some(run_at);
-                ready.add(&job.queue, priority, shard, at, None, job.body);
+                ready.add(&job.queue, priority, shard, at, job_id, job.body);
             }
-            None => ready.add(&job.queue, priority, shard, at, None, job.body),
+            None => ready.add(&job.queue, priority, shard, at, job_id, job.body),
         }
     }
     for group in ready.groups {
@@ -72,14 +103,65 @@ pub fn enqueue(jobs: Vec<NewJob>) -> Result<Vec<i64>> {
         defer(db, later, &mut ids)?;
     }
     confirm(db, generation)?;
-    Ok(ids)
+    let enqueued = |(at, id): (usize, i64)| match keyed.get(at) {
+        Some(duplicate) if duplicate.is_duplicate => *duplicate,
+        _ => Enqueued { id, is_duplicate: false },
+    };
+    Ok(ids.into_iter().enumerate().map(enqueued).collect())
+}
+
+/// Takes the keys of those that have one, and says which of them got a job id for it or are
+/// duplicates; empty when none has a key.
+///
+/// A key's row names its job, so such a job gets its id before it gets its place. Keys are
+/// taken in one order by everybody: calls cannot deadlock among themselves.
+fn take_keys(db: Db, now: i64, jobs: &mut [NewJob]) -> Result<Vec<Enqueued>> {
+    if jobs.iter().all(|job| job.unique.is_none()) {
+        return Ok(Vec::new());
+    }
+    let mut order: Vec<(Vec<u8>, usize)> = Vec::new();
+    for (at, job) in jobs.iter_mut().enumerate() {
+        let Some(unique) = &job.unique else { continue };
+        job.body.unique_key = Some(unique.key.as_slice().to_datum());
+        job.body.unique_states = Some(Bits8(unique.mask.0).to_datum());
+        let state =
+            if job.run_at.is_some_and(|at| at > now) { State::Scheduled } else { State::Available };
+        if unique.mask.has(state) {
+            order.push((unique.key.clone(), at));
+        }
+    }
+    order.sort_unstable();
+    let mut taken = vec![Enqueued::default(); jobs.len()];
+    let mut switcher = Switcher::new(Patience::Wait);
+    for same in order.chunk_by(|a, b| a.0 == b.0) {
+        let Some((key, _)) = same.first() else { continue };
+        let id = take_id(db)?;
+        let holder = match switcher.take(key, id)? {
+            Switched::Lost(holder) => Some(holder),
+            Switched::Done | Switched::Busy => None,
+        };
+        for (nth, (_, at)) in same.iter().enumerate() {
+            let is_duplicate = holder.is_some() || nth > 0;
+            let id = holder.unwrap_or(id);
+            let is_strict =
+                jobs.get(*at).and_then(|j| j.unique.as_ref()).is_some_and(|u| u.is_strict);
+            if is_duplicate && is_strict {
+                return Err(keys::conflict(id));
+            }
+            if let Some(slot) = taken.get_mut(*at) {
+                *slot = Enqueued { id, is_duplicate };
+            }
+        }
+    }
+    Ok(taken)
 }
 
 /// Writes the bodies of promoted jobs of one queue; their rows in `deferred_jobs` are the
 /// caller's to delete, in the same transaction.
 pub fn promote(queue: &str, jobs: Vec<Promoted>) -> Result<()> {
-    let (db, generation) = attach_generation()?;
+    let db = attach()?;
     let now = xact::micros();
+    let generation = super::generation(db);
     let mut ids = vec![0; jobs.len()];
     let mut ready = Groups::default();
     for (at, job) in jobs.into_iter().enumerate() {
@@ -243,10 +325,22 @@ fn take_id(db: Db) -> Result<i64> {
     }
 }
 
-fn defer(db: Db, jobs: Vec<(usize, i64, u8, u8, NewJob)>, ids: &mut [i64]) -> Result<()> {
+struct Later {
+    at: usize,
+    job_id: Option<i64>,
+    run_at: i64,
+    priority: u8,
+    shard: u8,
+    job: NewJob,
+}
+
+fn defer(db: Db, jobs: Vec<Later>, ids: &mut [i64]) -> Result<()> {
     let mut rows = Vec::with_capacity(jobs.len());
-    for (at, run_at, priority, shard, job) in jobs {
-        let job_id = take_id(db)?;
+    for Later { at, job_id, run_at, priority, shard, job } in jobs {
+        let job_id = match job_id {
+            Some(id) => id,
+            None => take_id(db)?,
+        };
         if let Some(id) = ids.get_mut(at) {
             *id = job_id;
         }
@@ -266,8 +360,8 @@ fn defer(db: Db, jobs: Vec<(usize, i64, u8, u8, NewJob)>, ids: &mut [i64]) -> Re
 /// Puts jobs aside, and tells the worker when the transaction commits.
 pub fn write_deferred(db: Db, rows: &[deferred::Deferred]) -> Result<()> {
     reserve_log(rows.len())?;
-    deferred::write(rows)?;
     let subxact = xact::current_subxact();
+    // Before the rows: a rebuild that sees them leaves out what was noted before it began.
     super::with(|d| {
         for row in rows {
             let queue = d.ensure_queue(db, &row.queue)?;
@@ -277,7 +371,8 @@ pub fn write_deferred(db: Db, rows: &[deferred::Deferred]) -> Result<()> {
         }
         Ok(())
     })
-    .map_err(capacity)
+    .map_err(capacity)?;
+    deferred::write(rows)
 }
 
 /// 23514 unless the priority is one.

@@ -10,6 +10,8 @@ pub mod check;
 pub mod claim;
 pub mod close;
 pub mod enqueue;
+mod key_check;
+pub mod keys;
 mod layout;
 pub mod replay;
 mod session;
@@ -26,8 +28,8 @@ use crate::supervisor;
 pub use callbacks::{install, probe_doubts, runtime_gone};
 pub use layout::{Capacities, Layout};
 pub use session::{
-    attach, attach_generation, capacity, confirm, is_waiting, leave_wait, log_act, reserve_log,
-    set_waiting, with_log, with_open,
+    attach, capacity, confirm, is_waiting, leave_wait, log_act, reserve_log, set_waiting, with_log,
+    with_open,
 };
 
 /// The number of the dispatcher lock in the tranche.

@@ -83,11 +83,7 @@ pub fn run() -> Result<Replayed> {
         };
         super::with(|d| d.restore_counts(db, &total.queue, &counts)).map_err(capacity)?;
     }
-    // Jobs at and above the floor come from producers that are already at work, and are
-    // counted by the commits that made them.
-    for (queue, counts) in deferred::count(Snapshot::SelfNow, position(floor, 0))? {
-        super::with(|d| d.restore_counts(db, &queue, &counts)).map_err(capacity)?;
-    }
+    restore_deferred(db, position(floor, 0))?;
     for segment in 0..SEGMENTS as u8 {
         let evidence =
             evidence::read(segment, Sight::Everything, Detail::None, position(floor, 0))?;
@@ -153,6 +149,24 @@ fn begin(db: Db) -> Result<()> {
     let (states, current) = segments::read_states()?;
     let block = chunks::next_block()?;
     super::with(|d| d.begin_rebuild(db, block, &states, current));
+    Ok(())
+}
+
+/// Jobs on disk: those deferred since the floor was set are counted by their commits.
+fn restore_deferred(db: Db, below: i64) -> Result<()> {
+    let (counts, pending) = deferred::count_all(below)?;
+    for (queue, counts) in counts {
+        super::with(|d| d.restore_counts(db, &queue, &counts)).map_err(capacity)?;
+    }
+    for row in pending {
+        super::with(|d| {
+            let queue = d.ensure_queue(db, &row.queue)?;
+            let retryable = row.kind == deferred::Kind::Retryable;
+            let act = Act::Defer { queue, retryable, count: row.change, due: row.run_at };
+            d.restore_doubt(Doubt { db, xid: row.xid, order: 0, act })
+        })
+        .map_err(capacity)?;
+    }
     Ok(())
 }
 

@@ -49,27 +49,14 @@ pub fn capacity(full: Full) -> Error {
 /// The slot of this database; begins to serve it if this is the first use since the
 /// server started. Producing needs no more than this.
 pub fn attach() -> Result<Db> {
-    attach_generation().map(|(db, _)| db)
-}
-
-/// As `attach`, with the generation that `confirm` compares with.
-pub fn attach_generation() -> Result<(Db, u64)> {
     let (oid, extension) = identity()?;
-    let known = |d: &mut Dispatcher<'_>| {
-        let db = d.database(oid, extension)?;
-        Some((db, d.databases[usize::from(db)].generation))
-    };
-    if let Some(found) = super::with(known) {
-        return Ok(found);
+    if let Some(db) = super::with(|d| d.database(oid, extension)) {
+        return Ok(db);
     }
     let (segments, current) = store::segments::read_states()?;
     let block = store::chunks::next_block()?;
     let now = xact::micros();
-    super::with(|d| {
-        let db = d.attach(oid, extension, block, &segments, current, now)?;
-        Ok((db, d.databases[usize::from(db)].generation))
-    })
-    .map_err(capacity)
+    super::with(|d| d.attach(oid, extension, block, &segments, current, now)).map_err(capacity)
 }
 
 /// What names this database, once the callbacks are there.

@@ -382,6 +382,8 @@ pub struct Item {
     pub rollbacks: u8,
     /// Its body says the attempts used before this one, whether they were read or not.
     pub as_body: bool,
+    /// Its body has a unique key, or may have one: who closes it has to look.
+    pub keyed: bool,
     /// Attempts used before this one, or AS_BODY.
     pub prior: i16,
     pub closer: u32,

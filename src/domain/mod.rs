@@ -15,4 +15,5 @@ pub mod receipt;
 pub mod segments;
 pub mod table;
 pub mod undo;
+pub mod unique;
 pub mod wheel;

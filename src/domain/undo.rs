@@ -10,6 +10,8 @@ pub enum End {
     /// The call that took the item has not decided yet; such a call cannot commit.
     #[default]
     Undecided,
+    /// It does not: the call could not close it now and left it open.
+    Open,
     Completed,
     Failed,
     Cancelled,
@@ -55,6 +57,11 @@ pub enum Act {
         count: i32,
         due: i64,
     },
+    /// So many jobs were cancelled outside the segments, whose totals have the queue's row.
+    Cancel {
+        queue: u32,
+        count: i32,
+    },
     Pause {
         queue: u32,
         paused: bool,
@@ -91,7 +98,11 @@ impl Act {
     pub fn is_rebuilt(self) -> bool {
         matches!(
             self,
-            Self::Enqueue { .. } | Self::Claim { .. } | Self::Close { .. } | Self::Release { .. }
+            Self::Enqueue { .. }
+                | Self::Claim { .. }
+                | Self::Close { .. }
+                | Self::Release { .. }
+                | Self::Defer { .. }
         )
     }
 }

@@ -6,10 +6,15 @@ use std::collections::BTreeMap;
 use super::{Context, StepReport};
 use crate::dispatch;
 use crate::dispatch::enqueue::{self, Promoted};
+use crate::dispatch::keys::{self, Patience, Switched, Switcher};
 use crate::domain::undo::Act;
+use crate::domain::unique::State;
 use crate::error::Result;
 use crate::pg::{guc, xact};
-use crate::store::deferred::{self, Kind};
+use crate::store::body::Body;
+use crate::store::deferred::{self, Deferred, Kind};
+use crate::store::done::{self, Done};
+use crate::store::{history, queues};
 
 const RELEASES: usize = 4096;
 
@@ -19,6 +24,98 @@ pub fn return_released(_context: &Context) -> Result<StepReport> {
     let now = xact::micros();
     let more = dispatch::is_open(db) && dispatch::with(|d| d.return_due(db, now, RELEASES));
     Ok(StepReport { did: 0, next: more.then_some(Duration::ZERO) })
+}
+
+/// How long a job waits whose unique key an open transaction holds, microseconds.
+const AGAIN: i64 = 1_000_000;
+
+/// The unique keys of jobs that become available. A job that lost its key to another one is
+/// cancelled; one whose key is undecided waits, and none of the others with it.
+struct PromotedKeys {
+    now: i64,
+    switcher: Switcher,
+    lost: Vec<(bool, Done)>,
+    undecided: Vec<Deferred>,
+}
+
+impl PromotedKeys {
+    fn new(now: i64) -> Self {
+        let switcher = Switcher::new(Patience::Skip);
+        Self { now, switcher, lost: Vec::new(), undecided: Vec::new() }
+    }
+
+    /// The job back, if it may go on.
+    fn switch(&mut self, mut job: Deferred) -> Result<Option<Deferred>> {
+        let from = match job.kind {
+            Kind::Scheduled => State::Scheduled,
+            Kind::Retryable => State::Retryable,
+        };
+        match self.switcher.switch(job.job_id, &job.body, from, State::Available)? {
+            Switched::Done => return Ok(Some(job)),
+            Switched::Lost(holder) => {
+                // It did not hold its key, so this cannot free it, only take or not take it.
+                let mut body = job.body;
+                if self.switcher.end(job.job_id, &mut body, from, State::Cancelled)? {
+                    self.cancel(job, body, &keys::reason(holder));
+                    return Ok(None);
+                }
+            }
+            Switched::Busy => {}
+        }
+        job.run_at = self.now + AGAIN;
+        self.undecided.push(job);
+        Ok(None)
+    }
+
+    fn cancel(&mut self, job: Deferred, mut body: Body, reason: &str) {
+        body.history = history::with_error(body.history, body.attempts, self.now, Some(reason));
+        let done = Done {
+            job_id: job.job_id,
+            failed: false,
+            finalized_at: self.now,
+            attempted_at: None,
+            last_receipt: None,
+            queue: job.queue,
+            priority: job.priority,
+            shard: job.shard,
+            run_at: job.run_at,
+            body,
+        };
+        self.lost.push((job.kind == Kind::Retryable, done));
+    }
+
+    fn finish(self, db: dispatch::Slot) -> Result<()> {
+        if !self.undecided.is_empty() {
+            // They were counted when they were put aside first.
+            deferred::write(&self.undecided)?;
+        }
+        if self.lost.is_empty() {
+            return Ok(());
+        }
+        let mut queues: BTreeMap<(String, bool), i32> = BTreeMap::new();
+        let mut rows = Vec::with_capacity(self.lost.len());
+        for (retryable, done) in self.lost {
+            *queues.entry((done.queue.clone(), retryable)).or_default() += 1;
+            rows.push(done);
+        }
+        done::write(&rows)?;
+        for ((queue, _), count) in &queues {
+            queues::add_totals(queue, 0, 0, i64::from(*count))?;
+        }
+        dispatch::reserve_log(2 * queues.len())?;
+        let subxact = xact::current_subxact();
+        dispatch::with(|d| {
+            for ((queue, retryable), count) in &queues {
+                let queue = d.ensure_queue(db, queue)?;
+                let (retryable, count) = (*retryable, *count);
+                let taken = Act::Defer { queue, retryable, count: -count, due: i64::MAX };
+                dispatch::log_act(d, db, subxact, taken);
+                dispatch::log_act(d, db, subxact, Act::Cancel { queue, count });
+            }
+            Ok(())
+        })
+        .map_err(dispatch::capacity)
+    }
 }
 
 /// Moves due jobs into their lanes.
@@ -35,28 +132,31 @@ pub fn promote_due(_context: &Context) -> Result<StepReport> {
     let ids: Vec<i64> = due.iter().map(|job| job.job_id).collect();
     let mut taken = deferred::delete(&ids)?;
     taken.sort_unstable();
-    let mut queues: BTreeMap<String, Vec<Promoted>> = BTreeMap::new();
+    let mut ready: BTreeMap<String, Vec<Promoted>> = BTreeMap::new();
     let mut counts: BTreeMap<(String, bool), i32> = BTreeMap::new();
     let mut did = 0;
+    let mut keys = PromotedKeys::new(now);
     for job in due {
         // Cancelled, or promoted by somebody else, meanwhile.
         if taken.binary_search(&job.job_id).is_err() {
             continue;
         }
         did += 1;
+        let Some(job) = keys.switch(job)? else { continue };
         *counts.entry((job.queue.clone(), job.kind == Kind::Retryable)).or_default() += 1;
         let mut body = job.body;
         body.run_at = Some(job.run_at);
-        queues.entry(job.queue).or_default().push(Promoted {
+        ready.entry(job.queue).or_default().push(Promoted {
             job_id: job.job_id,
             priority: job.priority,
             shard: job.shard,
             body,
         });
     }
-    for (queue, jobs) in queues {
+    for (queue, jobs) in ready {
         enqueue::promote(&queue, jobs)?;
     }
+    keys.finish(db)?;
     dispatch::reserve_log(counts.len())?;
     let subxact = xact::current_subxact();
     dispatch::with(|d| {

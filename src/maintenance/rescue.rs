@@ -1,5 +1,6 @@
 //! Attempts that are lost: their owner is gone, or their deadline has passed.
 
+use core::cell::Cell;
 use core::time::Duration;
 
 use super::{Context, StepReport};
@@ -10,6 +11,14 @@ use crate::pg::{guc, random, xact};
 
 /// A lost attempt that cannot be closed now is looked at again after this, microseconds.
 const AGAIN: i64 = 1_000_000;
+
+/// Orphans whose unique keys open transactions hold stay orphans, which asks for the next
+/// pass at once: a pass that found no others is followed by this pause, microseconds.
+const PAUSE: i64 = 200_000;
+
+thread_local! {
+    static UNDECIDED_UNTIL: Cell<i64> = const { Cell::new(i64::MIN) };
+}
 
 /// Declares silent heartbeat runtimes dead.
 pub fn fence_silent(_context: &Context) -> Result<StepReport> {
@@ -25,7 +34,7 @@ pub fn rescue_orphans(_context: &Context) -> Result<StepReport> {
     let db = dispatch::attach()?;
     let limit = guc::rescue_batch_size();
     let mut receipts = Vec::with_capacity(limit);
-    if dispatch::is_open(db) {
+    if dispatch::is_open(db) && xact::micros() >= UNDECIDED_UNTIL.get() {
         dispatch::with(|d| d.orphaned(db, limit, &mut receipts));
     }
     let rescued = rescue(receipts, "owner is gone: worker presumed dead")?;
@@ -65,5 +74,9 @@ fn rescue(mut receipts: Vec<i64>, reason: &str) -> Result<u64> {
             Verdict::Retry { due: now.saturating_add(case.backoff.delay(case.attempt, random)) }
         }
     })?;
-    Ok(verdicts.len() as u64)
+    let rescued = verdicts.iter().filter(|verdict| **verdict != Verdict::Skip).count();
+    if rescued == 0 && !verdicts.is_empty() {
+        UNDECIDED_UNTIL.set(now.saturating_add(PAUSE));
+    }
+    Ok(rescued as u64)
 }

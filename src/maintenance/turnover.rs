@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 
 use super::{Context, StepReport};
 use crate::dispatch;
-use crate::domain::entities::{Db, SEGMENTS, Segment, SegmentState, YOUNG_SEGMENTS};
+use crate::domain::entities::{Db, SEGMENTS, Segment, SegmentState, YOUNG_SEGMENTS, split};
 use crate::domain::segments::{self as policy, Limits};
 use crate::domain::undo::Act;
+use crate::domain::unique::State;
 use crate::error::Result;
 use crate::pg::catalog::{self, Leaf};
 use crate::pg::debug_point::debug_point;
@@ -15,6 +16,7 @@ use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::{guc, heap, lock, spi, xact};
 use crate::store::evidence::{self, Detail, Evidence, Sight};
+use crate::store::unique::{self, Keys};
 use crate::store::{lanes, queues, segments};
 
 /// How often finished segments are looked for.
@@ -116,6 +118,7 @@ fn try_truncate(db: Db, segment: u8, seen: &Segment) -> Result<bool> {
         return Ok(false);
     }
     keep_totals(&evidence)?;
+    free_keys(segment, &evidence)?;
     dispatch::reserve_log(1)?;
     segments::mark_free(segment)?;
     // Its triggers are for the TRUNCATE of somebody else.
@@ -135,6 +138,21 @@ fn is_finished(evidence: &Evidence) -> bool {
         && evidence.released.is_empty()
         && evidence.pending.is_empty()
         && evidence.faults.is_empty()
+}
+
+/// Frees the keys that completed jobs held until now: nothing is left of them.
+fn free_keys(segment: u8, evidence: &Evidence) -> Result<()> {
+    let keys = Keys::open()?;
+    if keys.is_empty() {
+        return Ok(());
+    }
+    unique::of_segment(segment, Snapshot::SelfNow, |job| {
+        let (chunk, offset) = split(job.position);
+        let completed = evidence.chunks.get(&chunk).is_some_and(|c| c.completed.contains(offset));
+        if completed && job.mask.has(State::Completed) {
+            keys.free(&job.key, job.job_id);
+        }
+    })
 }
 
 /// Adds the ends in the segment to the totals of their queues.

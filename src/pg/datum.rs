@@ -89,6 +89,24 @@ pub fn own_json(datum: Datum) -> serde_json::Value {
     unsafe { serde_json::Value::from_datum(datum) }
 }
 
+/// A bytea of one of our own rows.
+pub fn own_bytes(datum: Datum) -> Vec<u8> {
+    // SAFETY: as above.
+    unsafe { FromDatum::from_datum(datum) }
+}
+
+/// A bit(8) of one of our own rows.
+pub fn own_bits8(datum: Datum) -> Bits8 {
+    // SAFETY: as above.
+    unsafe { FromDatum::from_datum(datum) }
+}
+
+/// The text of a jsonb argument, as jsonb_out gives it.
+pub fn own_json_text(datum: Datum) -> String {
+    // SAFETY: as above; arguments have the types that the function declares.
+    unsafe { json_text(datum) }
+}
+
 /// The value of a `bit(8)` column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bits8(pub u8);

@@ -176,6 +176,21 @@ impl Table {
         Ok(tids)
     }
 
+    /// Deletes a row that no other transaction can be deleting; raises if one is.
+    pub fn delete(&self, tid: Tid) {
+        // A row that this command wrote is not there for it yet (heap_delete).
+        super::xact::command_counter_increment();
+        let mut pointer = pg_sys::ItemPointerData {
+            ip_blkid: pg_sys::BlockIdData {
+                bi_hi: (tid.block >> 16) as u16,
+                bi_lo: tid.block as u16,
+            },
+            ip_posid: tid.offset,
+        };
+        // SAFETY: an open relation, and the place of a row in it.
+        unsafe { pg_sys::simple_heap_delete(self.relation, &mut pointer) }
+    }
+
     /// Reads the table in the order of its blocks until `each` returns false.
     pub fn scan(
         &self,
@@ -553,16 +568,21 @@ impl Row {
 
     /// Whether a committed transaction deleted or replaced the row.
     pub fn is_deleted(&self) -> bool {
+        self.deleter().is_some_and(|fate| fate == Fate::Committed)
+    }
+
+    /// What became of the transaction that deleted or replaced the row, if one tried to.
+    pub fn deleter(&self) -> Option<Fate> {
         // SAFETY: a pinned tuple's header (HeapTupleHeaderGetUpdateXid).
         unsafe {
             let header = self.header();
             let mask = u32::from((*header).t_infomask);
             if mask & pg_sys::HEAP_XMAX_INVALID != 0 || mask & pg_sys::HEAP_XMAX_LOCK_ONLY != 0 {
-                return false;
+                return None;
             }
             let is_multi = mask & pg_sys::HEAP_XMAX_IS_MULTI != 0;
             if !is_multi && mask & pg_sys::HEAP_XMAX_COMMITTED != 0 {
-                return true;
+                return Some(Fate::Committed);
             }
             let xmax = if is_multi {
                 pg_sys::HeapTupleGetUpdateXid(header)
@@ -570,7 +590,15 @@ impl Row {
                 (*header).t_choice.t_heap.t_xmax
             };
             let xmax = xmax.into_inner();
-            xmax != 0 && !super::xact::is_in_progress(xmax) && super::xact::did_commit(xmax)
+            if xmax == 0 {
+                None
+            } else if super::xact::is_in_progress(xmax) {
+                Some(Fate::InProgress(xmax))
+            } else if super::xact::did_commit(xmax) {
+                Some(Fate::Committed)
+            } else {
+                Some(Fate::Aborted)
+            }
         }
     }
 }

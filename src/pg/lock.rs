@@ -1,4 +1,4 @@
-//! Relation locks.
+//! Locks of relations, and short ones on keys.
 
 use pgrx::pg_sys;
 
@@ -32,4 +32,39 @@ pub fn lock(oid: u32, mode: LockMode) {
 pub fn unlock(oid: u32, mode: LockMode) {
     // SAFETY: warns where the lock is not held.
     unsafe { pg_sys::UnlockRelationOid(oid.into(), mode as i32) }
+}
+
+/// Among advisory locks, but of a class that no SQL function takes (lockfuncs.c has 1 and 2).
+const KEY_CLASS: u16 = 0x6177;
+
+/// One key of this database, held by one backend at a time; given back when dropped.
+pub struct KeyLock {
+    tag: pg_sys::LOCKTAG,
+}
+
+/// Waits for the lock on a key. For a few instructions: whoever holds it must wait for
+/// nobody.
+pub fn lock_key(space: u32, hash: u32) -> KeyLock {
+    // SAFETY: backend-local.
+    let database: u32 = unsafe { pg_sys::MyDatabaseId }.into();
+    let tag = pg_sys::LOCKTAG {
+        locktag_field1: database,
+        locktag_field2: space,
+        locktag_field3: hash,
+        locktag_field4: KEY_CLASS,
+        locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
+        locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
+    };
+    // SAFETY: a well-formed tag; an ERROR gives the lock back with its transaction.
+    unsafe { pg_sys::LockAcquire(&tag, LockMode::Exclusive as i32, false, false) };
+    KeyLock { tag }
+}
+
+impl Drop for KeyLock {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: held.
+            unsafe { pg_sys::LockRelease(&self.tag, LockMode::Exclusive as i32, false) };
+        }
+    }
 }

@@ -27,6 +27,7 @@ pub mod shmem;
 pub mod snapshot;
 pub mod spi;
 pub mod trigger;
+pub mod unique;
 pub mod worker;
 pub mod xact;
 

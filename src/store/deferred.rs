@@ -4,7 +4,7 @@ use crate::domain::entities::Counts;
 use crate::error::{Error, Result};
 use crate::pg::catalog;
 use crate::pg::datum::{Datum, Timestamp, ToDatum};
-use crate::pg::heap::{Row, Table};
+use crate::pg::heap::{Fate, Row, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::spi;
@@ -175,14 +175,60 @@ pub fn read_all(snapshot: Snapshot, mut take: impl FnMut(Deferred) -> Result<boo
     Ok(())
 }
 
-/// How many jobs with an id below `limit` each queue has put aside.
-pub fn count(snapshot: Snapshot, limit: i64) -> Result<HashMap<String, Counts>> {
+/// A change to `deferred_jobs` of a transaction whose end is open.
+pub struct Pending {
+    pub xid: u32,
+    pub queue: String,
+    pub kind: Kind,
+    pub run_at: i64,
+    /// 1 for a row written, -1 for one deleted.
+    pub change: i32,
+}
+
+/// How many jobs each queue has put aside, and what open transactions will change about it.
+///
+/// * `below` - jobs with this id and after are left out
+pub fn count_all(below: i64) -> Result<(HashMap<String, Counts>, Vec<Pending>)> {
+    let mut counts: HashMap<String, Counts> = HashMap::new();
+    let mut pending = Vec::new();
+    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
+    table.scan(Snapshot::Any, |row| {
+        if row.i64(1).is_none_or(|id| id >= below) || row.is_deleted() {
+            return Ok(true);
+        }
+        let queue = row.text(4).unwrap_or_default();
+        let kind = match row.enum_label(2).as_deref() {
+            Some("retryable") => Kind::Retryable,
+            _ => Kind::Scheduled,
+        };
+        let run_at = row.micros(3).unwrap_or(i64::MAX);
+        match row.fate() {
+            Fate::Aborted => return Ok(true),
+            Fate::InProgress(xid) => {
+                pending.push(Pending { xid, queue: queue.clone(), kind, run_at, change: 1 });
+            }
+            Fate::Committed => {
+                let entry = counts.entry(queue.clone()).or_default();
+                match kind {
+                    Kind::Scheduled => entry.scheduled += 1,
+                    Kind::Retryable => entry.retryable += 1,
+                }
+            }
+        }
+        if let Some(Fate::InProgress(xid)) = row.deleter() {
+            pending.push(Pending { xid, queue, kind, run_at, change: -1 });
+        }
+        Ok(true)
+    })?;
+    table.close_release_lock();
+    Ok((counts, pending))
+}
+
+/// How many jobs each queue has put aside, as a snapshot sees it.
+pub fn count(snapshot: Snapshot) -> Result<HashMap<String, Counts>> {
     let mut counts: HashMap<String, Counts> = HashMap::new();
     let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
     table.scan(snapshot, |row| {
-        if row.i64(1).is_none_or(|id| id >= limit) {
-            return Ok(true);
-        }
         let entry = counts.entry(row.text(4).unwrap_or_default()).or_default();
         match row.enum_label(2).as_deref() {
             Some("retryable") => entry.retryable += 1,

@@ -3,7 +3,7 @@
 //! One reading serves all who need the truth from the tables: replay, the proof before a
 //! truncation, `awa.check()`, and the readers of jobs. It costs a few bits a job.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::outcome::Outcome;
 use super::{body, claims, closures};
@@ -23,6 +23,8 @@ pub enum Sight {
     Seen(Snapshot),
     /// All that committed, and those of transactions whose end is open, as pending.
     Everything,
+    /// As `Everything`; who wrote the rows is kept too.
+    Signed,
 }
 
 /// For which jobs the ends of their attempts are kept.
@@ -42,6 +44,8 @@ pub struct ChunkEvidence {
     pub bodies: Bits,
     /// The segment is done with them.
     pub disposed: Bits,
+    /// Of these, those that completed.
+    pub completed: Bits,
     pub open: Bits,
     /// Released by their latest attempt.
     pub released: Bits,
@@ -150,6 +154,8 @@ pub struct Evidence {
     pub last_end: i64,
     /// Contradictions between the rows, in words.
     pub faults: Vec<String>,
+    /// See `Sight::Signed`.
+    pub writers: HashSet<u32>,
 }
 
 struct Closure {
@@ -199,21 +205,30 @@ fn missing() -> Error {
 }
 
 /// The open transaction that wrote the row, if its end is open; None to skip the row.
-fn standing(row: &Row, sight: Sight) -> Result<Option<Option<u32>>> {
+fn standing(row: &Row, sight: Sight, evidence: &mut Evidence) -> Option<Option<u32>> {
     if let Sight::Seen(_) = sight {
-        return Ok(Some(None));
+        return Some(None);
     }
-    Ok(match row.fate() {
-        Fate::Committed => Some(None),
+    match row.fate() {
+        Fate::Committed => {
+            let xmin = row.xmin();
+            if sight == Sight::Signed && xmin != FROZEN {
+                evidence.writers.insert(xmin);
+            }
+            Some(None)
+        }
         Fate::Aborted => None,
         Fate::InProgress(xid) => Some(Some(xid)),
-    })
+    }
 }
+
+/// What `Row::xmin` says of a frozen row.
+const FROZEN: u32 = 2;
 
 fn snapshot(sight: Sight) -> Snapshot {
     match sight {
         Sight::Seen(snapshot) => snapshot,
-        Sight::Everything => Snapshot::Any,
+        Sight::Everything | Sight::Signed => Snapshot::Any,
     }
 }
 
@@ -226,7 +241,7 @@ pub fn read(segment: u8, sight: Sight, detail: Detail, below: i64) -> Result<Evi
     // written before, so a row that arrives between the scans is never half of a pair whose
     // other half is missed in the wrong direction.
     let closures = read_closures(segment, sight, detail, below, &mut evidence)?;
-    let rows = read_claims(segment, sight)?;
+    let rows = read_claims(segment, sight, &mut evidence)?;
     for row in &rows {
         weigh_claim(row, &closures, detail, below, &mut evidence);
     }
@@ -244,7 +259,7 @@ pub fn read_job(segment: u8, snapshot: Snapshot, position: i64) -> Result<Eviden
     let detail = Detail::Of(position);
     let mut evidence = Evidence::default();
     let closures = read_closures(segment, sight, detail, i64::MAX, &mut evidence)?;
-    for row in &read_claims(segment, sight)? {
+    for row in &read_claims(segment, sight, &mut evidence)? {
         let names_it = row.positions.as_ref().unwrap_or(&row.job_ids).contains(&position);
         if names_it {
             weigh_claim(row, &closures, detail, i64::MAX, &mut evidence);
@@ -264,7 +279,7 @@ fn read_closures(
     let mut closures: HashMap<i64, Vec<Closure>> = HashMap::new();
     let table = Table::open(catalog::leaf(Leaf::Closures, segment)?, LockMode::AccessShare);
     table.scan(snapshot(sight), |row| {
-        let Some(xid) = standing(row, sight)? else { return Ok(true) };
+        let Some(xid) = standing(row, sight, evidence) else { return Ok(true) };
         let code = row.char(c::OUTCOME).ok_or_else(missing)?;
         let outcome = Outcome::from_code(code)
             .ok_or_else(|| Error::internal(format!("unknown outcome {code} in a closure")))?;
@@ -298,12 +313,12 @@ fn read_closures(
     Ok(closures)
 }
 
-fn read_claims(segment: u8, sight: Sight) -> Result<Vec<ClaimRow>> {
+fn read_claims(segment: u8, sight: Sight, evidence: &mut Evidence) -> Result<Vec<ClaimRow>> {
     use claims::column as c;
     let mut rows = Vec::new();
     let table = Table::open(catalog::leaf(Leaf::Claims, segment)?, LockMode::AccessShare);
     table.scan(snapshot(sight), |row| {
-        let Some(xid) = standing(row, sight)? else { return Ok(true) };
+        let Some(xid) = standing(row, sight, evidence) else { return Ok(true) };
         let job_ids = row.i64_array(c::JOB_IDS)?.ok_or_else(missing)?;
         rows.push(ClaimRow {
             header: ClaimHeader {
@@ -331,11 +346,14 @@ fn read_claims(segment: u8, sight: Sight) -> Result<Vec<ClaimRow>> {
 
 fn dispose(evidence: &mut Evidence, position: i64, outcome: Outcome) -> bool {
     let (number, offset) = split(position);
-    let fresh = evidence.chunks.entry(number).or_default().disposed.insert(offset);
+    let chunk = evidence.chunks.entry(number).or_default();
+    let fresh = chunk.disposed.insert(offset);
+    if fresh && outcome == Outcome::Completed {
+        chunk.completed.insert(offset);
+    }
     if !fresh {
         evidence.faults.push(format!("job at position {position} has two final dispositions"));
     }
-    let _ = outcome;
     fresh
 }
 
@@ -435,7 +453,7 @@ fn read_bodies(segment: u8, sight: Sight, below: i64, evidence: &mut Evidence) -
     use body::column as c;
     let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::AccessShare);
     table.scan(snapshot(sight), |row| {
-        let Some(xid) = standing(row, sight)? else { return Ok(true) };
+        let Some(xid) = standing(row, sight, evidence) else { return Ok(true) };
         let position = row.i64(c::POSITION).ok_or_else(missing)?;
         if position >= below {
             return Ok(true);

@@ -18,3 +18,4 @@ pub mod queues;
 pub mod runtimes;
 pub mod segments;
 pub mod settings;
+pub mod unique;

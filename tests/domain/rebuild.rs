@@ -62,7 +62,7 @@ impl World {
         assert!(owners <= sizes.runtimes);
         self.restore_claims();
         self.restore_prepared(&names);
-        self.restore_open();
+        self.restore_open(&names);
         let mut d = self.memory.dispatcher();
         for number in 0..QUEUES as u8 {
             let totals = self.truth.totals[usize::from(number)];
@@ -239,11 +239,19 @@ impl World {
     }
 
     /// Replay meets the rows of open transactions, and knows them by their xmin.
-    fn restore_open(&mut self) {
+    fn restore_open(&mut self, names: &BTreeMap<u32, u8>) {
         let mut d = self.memory.dispatcher();
         for tx in &self.open {
             for Entry { act, subxact, .. } in tx.log.entries() {
-                if let Act::Enqueue { .. } = act {
+                let act = &match *act {
+                    Act::Enqueue { .. } => *act,
+                    Act::Defer { queue, retryable, count, due } => {
+                        let queue = d.ensure_queue(DB, &queue_name(names[&queue])).unwrap();
+                        Act::Defer { queue, retryable, count, due }
+                    }
+                    _ => continue,
+                };
+                {
                     let sub = tx.subs.iter().find(|s| s.id == *subxact).unwrap();
                     let doubt = Doubt { db: DB, xid: sub.xids[0], order: 0, act: *act };
                     d.restore_doubt(doubt).unwrap();

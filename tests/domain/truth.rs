@@ -200,6 +200,14 @@ impl Truth {
                 self.paused[usize::from((names.queue)(queue))] = paused;
             }
             Act::Deregister { id, .. } => {
+                // What has a deadline goes on without it.
+                let jobs = &self.jobs;
+                for row in self.claims.values_mut().filter(|row| row.runtime == Some(id)) {
+                    let ends = |(_, position): &(i64, i64)| jobs[position].deadline != i64::MAX;
+                    if row.items.iter().all(ends) {
+                        row.runtime = None;
+                    }
+                }
                 self.dead.insert(id);
             }
             Act::Rotate { segment, .. } => {
@@ -241,6 +249,7 @@ impl Truth {
                 job.state = if due <= now { State::Tail } else { State::Timed { due, snoozed } };
                 return;
             }
+            End::Open => unreachable!("no act of the model leaves an item open"),
             End::Undecided => unreachable!(),
         }
         self.jobs.remove(&position);

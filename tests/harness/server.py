@@ -35,6 +35,7 @@ SETTINGS = {
     "deadlock_timeout": "200ms",
     # Finished jobs stay readable for the length of a test, deadlines pass quickly.
     "awa.rotate_interval": "1h",
+    "awa.completed_retention": "0",
     "awa.rescue_interval": "100ms",
 }
 

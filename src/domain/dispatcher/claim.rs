@@ -241,6 +241,7 @@ impl Dispatcher<'_> {
                     closing: false,
                     rollbacks,
                     as_body: prior == AS_BODY,
+                    keyed: false,
                     prior,
                     closer: 0,
                     claim,
@@ -384,6 +385,13 @@ impl Dispatcher<'_> {
         } else {
             database.claim_wheel.start(&mut self.claims, at, deadline);
             self.wake_worker_for(db, deadline);
+        }
+    }
+
+    /// Tells that the body of an item has a unique key.
+    pub fn mark_keyed(&mut self, db: Db, receipt: i64) {
+        if let Some(at) = self.item(db, receipt) {
+            self.items[at].keyed = true;
         }
     }
 

@@ -9,6 +9,8 @@ pub struct Taken {
     pub receipt: i64,
     pub position: i64,
     pub prior: i16,
+    /// See `Item::keyed`.
+    pub keyed: bool,
     /// The receipt of the first item of its claim; `receipt - claim` is its number in it.
     pub claim: i64,
     pub count: u32,
@@ -63,7 +65,7 @@ impl Dispatcher<'_> {
         let item = &mut self.items[at];
         item.closer = xid;
         item.closing = true;
-        let Item { position, prior, .. } = *item;
+        let Item { position, prior, keyed, .. } = *item;
         self.base(db).segments[usize::from(claim.segment)].in_flight += 1;
         self.changed(db, claim.segment);
         let lane = self.lanes[claim.lane];
@@ -72,6 +74,7 @@ impl Dispatcher<'_> {
             receipt,
             position,
             prior,
+            keyed,
             claim: claim.first,
             count: claim.count,
             segment: claim.segment,

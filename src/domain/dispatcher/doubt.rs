@@ -17,6 +17,8 @@ impl Dispatcher<'_> {
             if self.base(db).generation == generation || !act.is_rebuilt() {
                 self.doubts.insert(Doubt { db, xid, order, act });
                 order += 1;
+            } else {
+                self.unpin(db, act);
             }
         }
         true

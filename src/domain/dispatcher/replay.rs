@@ -231,6 +231,8 @@ impl Dispatcher<'_> {
             closing: closer.is_some(),
             rollbacks: 0,
             as_body: prior == AS_BODY,
+            // Bodies are not read: who closes it finds out.
+            keyed: true,
             prior,
             closer: closer.unwrap_or(0),
             claim,

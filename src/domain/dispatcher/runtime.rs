@@ -112,13 +112,18 @@ impl Dispatcher<'_> {
         }
     }
 
-    /// It leaves in order and its claims go on without it, until their deadlines; one that
-    /// has none is given to others, since nothing else would end it.
+    /// It leaves in order and its claims go on without it, until their deadlines; one with an
+    /// attempt that has none is given to others, since nothing else would end it.
     pub fn retire_runtime(&mut self, at: u32) {
         let mut claim = self.runtimes[at].claims;
         while claim != NIL {
-            let Claim { next, prev, open, timer, .. } = self.claims[claim];
-            if timer.is_running() {
+            let Claim { next, prev, open, items, .. } = self.claims[claim];
+            let (mut item, mut ends) = (items, true);
+            while item != NIL {
+                ends &= self.items[item].deadline != i64::MAX;
+                item = self.items[item].next;
+            }
+            if ends {
                 if prev == NIL {
                     self.runtimes[at].claims = next;
                 } else {

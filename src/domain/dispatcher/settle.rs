@@ -16,7 +16,10 @@ impl Dispatcher<'_> {
 
     fn pinned(&self, db: Db, act: Act) -> Option<u32> {
         match act {
-            Act::Defer { queue, .. } | Act::Pause { queue, .. } | Act::Configure { queue } => {
+            Act::Defer { queue, .. }
+            | Act::Cancel { queue, .. }
+            | Act::Pause { queue, .. }
+            | Act::Configure { queue } => {
                 Some(queue).filter(|q| self.queues.get(*q).is_some_and(|q| q.db == db))
             }
             _ => None,
@@ -50,6 +53,7 @@ impl Dispatcher<'_> {
             // Replay ran between the act and its rows, and saw nothing.
             self.base(db).replay_due = true;
         }
+        self.unpin(db, act);
         self.leave_to_doubts(db);
     }
 
@@ -62,6 +66,7 @@ impl Dispatcher<'_> {
         if self.base(db).generation == generation || !act.is_rebuilt() {
             self.abort_act(db, act, now);
         } else {
+            self.unpin(db, act);
             self.leave_to_doubts(db);
         }
     }
@@ -143,6 +148,11 @@ impl Dispatcher<'_> {
                 if count > 0 && due < self.base(db).next_deferred {
                     self.base(db).next_deferred = due;
                     self.wake_worker_for(db, due);
+                }
+            }
+            Act::Cancel { queue, count } => {
+                if self.queues.get(queue).is_some_and(|q| q.db == db) {
+                    self.queues[queue].counts.cancelled += i64::from(count);
                 }
             }
             Act::Pause { queue, paused } => {
@@ -238,6 +248,7 @@ impl Dispatcher<'_> {
             }
             Act::Lane { .. }
             | Act::Defer { .. }
+            | Act::Cancel { .. }
             | Act::Pause { .. }
             | Act::Configure { .. }
             | Act::Deregister { .. }
@@ -287,7 +298,7 @@ impl Dispatcher<'_> {
             return;
         }
         let Item { claim, position, .. } = self.items[at];
-        let Claim { lane, segment, .. } = self.claims[claim];
+        let Claim { lane, segment, runtime, .. } = self.claims[claim];
         let queue = self.lanes[lane].queue;
         let counts = &mut self.queues[queue].counts;
         counts.running -= 1;
@@ -307,6 +318,15 @@ impl Dispatcher<'_> {
             }
             End::Moved => true,
             End::Released(_) => false,
+            End::Open => {
+                counts.running += 1;
+                self.items[at].closing = false;
+                self.leave_segment(db, segment);
+                if runtime != NIL && self.runtimes[runtime].dead {
+                    self.orphaned_something(db);
+                }
+                return;
+            }
             // The call that took it failed, yet its transaction committed: cannot be, since
             // an error ends the (sub)transaction. The tables know.
             End::Undecided => {
