@@ -10,7 +10,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -265,11 +264,10 @@ class Bench:
 
 
 def machine():
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-         if line.startswith("model name")), platform.processor())
-    memory = int(Path("/proc/meminfo").read_text().split()[1]) // 1024**2
-    return f"{os.cpu_count()} x {model}, {memory} GiB, Linux {platform.release()}"
+    lines = Path("/etc/os-release").read_text().splitlines()
+    system = dict(line.split("=", 1) for line in lines if "=" in line)
+    name, version = (system.get(key, "").strip('"') for key in ("ID", "VERSION_ID"))
+    return f"{os.cpu_count()} cores, {name.capitalize()} {version}"
 
 
 def show(bench, others):
@@ -299,11 +297,11 @@ def main():
     options.add_argument("--out", default=str(ROOT / "bench/results/core.json"))
     options = options.parse_args()
     sweep()
-    print(machine())
     bench = Bench(options.jobs // BATCH * BATCH, options.singles // 64 * 64, options.rounds)
+    version = bench.conn.value("SHOW server_version").split()[0]
+    print(f"{machine()}, PostgreSQL {version}", flush=True)
     try:
         others = bench.run()
-        version = bench.conn.value("SHOW server_version")
         show(bench, others)
     finally:
         bench.server.destroy()

@@ -229,3 +229,14 @@ def test_rebuild_changes_nothing(db):
     db.check()
     db.execute("SELECT awa.complete(%s)", jobs[1].receipt)
     assert [job.job_id for job in db.claim(max_jobs=100)] == ids[5:]
+
+
+def test_jobs_deferred_before_the_replay_are_counted_once(own_db):
+    """Producers do not wait for the replay: what they add meanwhile is not its business."""
+    own_db.execute("SELECT awa.insert_job('k', run_at => now() + interval '1 day')")
+    own_db.server.reload(awa__enabled="off")
+    own_db.server.restart()
+    own_db.execute("SELECT awa.insert_job('k', run_at => now() + interval '1 day')")
+    own_db.server.reload(awa__enabled=None)
+    own_db.wait_served()
+    assert own_db.value("SELECT scheduled FROM awa.queue_stats WHERE queue = 'default'") == 2

@@ -49,10 +49,7 @@ pub fn capacity(full: Full) -> Error {
 /// The slot of this database; begins to serve it if this is the first use since the
 /// server started. Producing needs no more than this.
 pub fn attach() -> Result<Db> {
-    if !INSTALLED.replace(true) {
-        super::install();
-    }
-    let (oid, extension) = catalog::identity()?;
+    let (oid, extension) = identity()?;
     if let Some(db) = super::with(|d| d.database(oid, extension)) {
         return Ok(db);
     }
@@ -62,19 +59,31 @@ pub fn attach() -> Result<Db> {
     super::with(|d| d.attach(oid, extension, block, &segments, current, now)).map_err(capacity)
 }
 
+/// What names this database, once the callbacks are there.
+fn identity() -> Result<(u32, u32)> {
+    if !INSTALLED.replace(true) {
+        super::install();
+    }
+    catalog::identity()
+}
+
 /// The slot of this database once memory equals the tables: waits up to five seconds
 /// for a replay, then AW003.
 pub fn with_open<R>(mut body: impl FnMut(&mut Dispatcher<'_>, Db) -> R) -> Result<R> {
-    let db = attach()?;
-    let until = xact::micros() + PATIENCE;
+    let (oid, extension) = identity()?;
+    let mut until = None;
     loop {
+        // One section for both: where many wait for the lock, each section counts.
         let done = super::with(|d| {
+            let db = d.database(oid, extension)?;
             (d.databases[usize::from(db)].phase == Phase::Open).then(|| body(d, db))
         });
         if let Some(result) = done {
             return Ok(result);
         }
-        if xact::micros() >= until {
+        attach()?;
+        let now = xact::micros();
+        if now >= *until.get_or_insert(now + PATIENCE) {
             return Err(super::replaying());
         }
         latch::wait(10);
