@@ -998,7 +998,9 @@ CREATE TABLE awa.segments (
     generation bigint NOT NULL,             -- counts the truncations
     state      text NOT NULL CHECK (state IN ('free', 'current', 'sealed')),
     since      timestamptz NOT NULL,
-    disposed   boolean NOT NULL             -- no undisposed job is left in it
+    disposed   boolean NOT NULL,            -- no undisposed job is left in it
+    directory  bytea,                       -- of a sealed one: its chunks and their bodies
+    summary    jsonb                        -- of a disposed one: how its jobs ended
 );
 -- Seeds are written by the first server that serves the database, never by this
 -- script: restored rows would collide with them.

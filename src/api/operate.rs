@@ -11,6 +11,7 @@ use crate::pg::call::{Call, Returned, sql_function};
 use crate::pg::datum::{Interval, ToDatum};
 use crate::pg::{catalog, latch, spi, trigger, xact};
 use crate::store::acl::Profile;
+use crate::store::segments;
 
 sql_function!(awa_maintain, maintain);
 sql_function!(awa_check, check);
@@ -85,6 +86,7 @@ fn foreign_rows(call: &mut Call) -> Result<Returned> {
     if spi::is_own() {
         return Ok(Returned::Void);
     }
+    segments::distrust()?;
     let db = dispatch::attach()?;
     dispatch::reserve_log(1)?;
     let subxact = xact::current_subxact();

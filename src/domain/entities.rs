@@ -58,6 +58,10 @@ pub struct Segment {
     pub bodies: u64,
     /// When the last of its jobs was closed for good.
     pub last_end: i64,
+    /// Its row has the directory of its chunks.
+    pub listed: bool,
+    /// Its row says that no undisposed job is left.
+    pub disposed: bool,
 }
 
 #[repr(C)]

@@ -16,6 +16,7 @@ use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::{guc, heap, lock, spi, xact};
 use crate::store::evidence::{self, Detail, Evidence, Sight};
+use crate::store::segments::Summary;
 use crate::store::unique::{self, Keys};
 use crate::store::{lanes, queues, segments};
 
@@ -72,6 +73,42 @@ pub fn rotate(context: &Context) -> Result<StepReport> {
     Ok(StepReport { did: 1, next: pause })
 }
 
+/// Writes down what a start would otherwise have to read: the chunks of a sealed segment,
+/// and of a disposed one how its jobs ended. One segment a run.
+pub fn list(_context: &Context) -> Result<StepReport> {
+    let db = dispatch::attach()?;
+    let pause = Some(guc::rotate_interval().clamp(Duration::from_millis(100), LOOK));
+    if !dispatch::is_open(db) {
+        return Ok(StepReport { did: 0, next: pause });
+    }
+    let unlisted = dispatch::with(|d| d.segment_to_list(db));
+    let Some((segment, seen)) = unlisted else { return Ok(StepReport { did: 0, next: pause }) };
+    let evidence = evidence::read(segment, Sight::Everything, Detail::None, i64::MAX)?;
+    if !evidence.pending.is_empty() || !evidence.faults.is_empty() {
+        return Ok(StepReport { did: 0, next: pause });
+    }
+    let same = states(db)[usize::from(segment)].changes == seen.changes;
+    let finished = is_finished(&evidence) && same;
+    if seen.listed && !finished {
+        return Ok(StepReport { did: 0, next: pause });
+    }
+    dispatch::reserve_log(1)?;
+    if !seen.listed {
+        segments::write_directory(segment, evidence.directory())?;
+    }
+    if finished {
+        let summary =
+            Summary { bodies: evidence.bodies, last_end: evidence.last_end, ends: evidence.ends };
+        segments::mark_disposed(segment, &summary)?;
+    }
+    let subxact = xact::current_subxact();
+    dispatch::with(|d| {
+        let generation = seen.generation;
+        dispatch::log_act(d, db, subxact, Act::List { segment, generation, disposed: finished });
+    });
+    Ok(StepReport { did: 1, next: Some(Duration::ZERO) })
+}
+
 /// Truncates a sealed segment of which nothing is left to keep.
 pub fn truncate(_context: &Context) -> Result<StepReport> {
     let db = dispatch::attach()?;
@@ -98,6 +135,10 @@ fn try_truncate(db: Db, segment: u8, seen: &Segment) -> Result<bool> {
     let sizes =
         |oids: &[u32]| oids.iter().map(|o| heap::relation_size_blocks(*o)).collect::<Vec<_>>();
     let before = sizes(&leaves);
+    // A proof costs a scan: not while a lock is certain to be refused.
+    if !leaves.iter().chain(&toasts).all(|oid| lock::is_free(*oid, LockMode::AccessExclusive)) {
+        return Ok(false);
+    }
     let evidence = evidence::read(segment, Sight::Everything, Detail::None, i64::MAX)?;
     if !is_finished(&evidence) {
         return Ok(false);

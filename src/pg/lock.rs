@@ -23,6 +23,15 @@ pub fn lock_conditional(oid: u32, mode: LockMode) -> bool {
 }
 
 /// Waits for a relation's lock.
+/// Whether the lock could be had without waiting, at this moment.
+pub fn is_free(oid: u32, mode: LockMode) -> bool {
+    let free = lock_conditional(oid, mode);
+    if free {
+        unlock(oid, mode);
+    }
+    free
+}
+
 pub fn lock(oid: u32, mode: LockMode) {
     // SAFETY: as above.
     unsafe { pg_sys::LockRelationOid(oid.into(), mode as i32) }
