@@ -23,13 +23,25 @@ pub fn lock_conditional(oid: u32, mode: LockMode) -> bool {
 }
 
 /// Waits for a relation's lock.
-/// Whether the lock could be had without waiting, at this moment.
+/// Whether the lock could be had without waiting, at this moment. Looking is cheaper than
+/// taking: an AccessExclusiveLock is written to WAL (LogAccessExclusiveLock, standby.c).
 pub fn is_free(oid: u32, mode: LockMode) -> bool {
-    let free = lock_conditional(oid, mode);
-    if free {
-        unlock(oid, mode);
+    // SAFETY: a lock tag of a relation of this database (SetLocktagRelationOid, lmgr.c); the
+    // result is palloc'd and ends with an invalid entry.
+    unsafe {
+        let tag = pg_sys::LOCKTAG {
+            locktag_field1: pg_sys::MyDatabaseId.into(),
+            locktag_field2: oid,
+            locktag_field3: 0,
+            locktag_field4: 0,
+            locktag_type: pg_sys::LockTagType::LOCKTAG_RELATION as u8,
+            locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,
+        };
+        let mut count = 0;
+        let holders = pg_sys::GetLockConflicts(&tag, mode as i32, &mut count);
+        pg_sys::pfree(holders.cast());
+        count == 0
     }
-    free
 }
 
 pub fn lock(oid: u32, mode: LockMode) {
