@@ -118,6 +118,7 @@ impl Memory {
             closing: false,
             rollbacks: 0,
             as_body: false,
+            keyed: false,
             prior: 0,
             closer: 0,
             claim: 0,
