@@ -91,8 +91,11 @@ pub fn claim(wanted: &Wanted<'_>) -> Result<Vec<Claimed>> {
     reserve_log(wanted.max_jobs)?;
     let mut popped: Vec<Popped> = Vec::with_capacity(wanted.max_jobs);
     let mut queues: Vec<u32> = Vec::with_capacity(wanted.queues.len());
+    // What was popped first counts: a rebuild since then has forgotten it.
+    let mut begun = None;
     let (db, generation) = loop {
         let (db, generation, claimed) = pop(wanted, xid, subxact, now, &mut queues, &mut popped)?;
+        let generation = *begun.get_or_insert(generation);
         match claimed {
             domain::Claimed::All => break (db, generation),
             domain::Claimed::NeedsChunk(cold) => load_chunk(db, cold.number, cold.segment)?,
