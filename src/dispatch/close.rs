@@ -1,8 +1,11 @@
 //! The ends of attempts: completed, failed, released, rescued.
 
+use std::collections::BTreeSet;
+
 use super::enqueue::write_deferred;
 use super::keys::{self, Patience, Switched, Switcher};
 use super::session::{confirm, reserve_log, with_log, with_open};
+use crate::domain::backoff::Backoff;
 use crate::domain::dispatcher::{Take, Taken};
 use crate::domain::entities::{Database, Db, split};
 use crate::domain::undo::End;
@@ -16,6 +19,7 @@ use crate::store::closures::{self, NewClosure};
 use crate::store::deferred::{Deferred, Kind};
 use crate::store::done::{self, Done};
 use crate::store::outcome::Outcome;
+use crate::store::queues;
 
 /// A backoff longer than this waits on disk, microseconds.
 const SHORT: i64 = 60_000_000;
@@ -283,7 +287,7 @@ pub struct Case<'a> {
     pub taken: &'a Taken,
     pub job: &'a Placed,
     pub attempt: i16,
-    pub backoff: crate::domain::backoff::Backoff,
+    pub backoff: Backoff,
 }
 
 /// The number of the attempt. Claims tell memory about attempts that a body brought along,
@@ -306,13 +310,7 @@ pub fn conclude(
     for run in taken.chunk_by(|a, b| a.segment == b.segment) {
         let positions: Vec<i64> = run.iter().map(|item| item.position).collect();
         let jobs = body::read(run[0].segment, &positions)?;
-        let backoffs = super::with(|d| {
-            run.iter()
-                .map(|item| {
-                    d.queues.get(item.queue).map_or_else(Default::default, |q| q.settings.backoff)
-                })
-                .collect::<Vec<_>>()
-        });
+        let backoffs = backoffs(run)?;
         let mut plan = Plan { db, generation, now, error, ..Plan::default() };
         for ((item, job), backoff) in run.iter().zip(&jobs).zip(backoffs) {
             let attempt = attempt_of(item);
@@ -323,6 +321,21 @@ pub fn conclude(
     }
     confirm(db, generation)?;
     Ok(verdicts)
+}
+
+/// How each attempt's queue backs off, as its settings are now.
+fn backoffs(taken: &[Taken]) -> Result<Vec<Backoff>> {
+    let unloaded: BTreeSet<String> = super::with(|d| {
+        let queues = taken.iter().filter_map(|item| d.queues.get(item.queue));
+        queues.filter(|q| !q.loaded).map(|q| q.name().to_owned()).collect()
+    });
+    for queue in &unloaded {
+        queues::ensure_loaded(queue)?;
+    }
+    Ok(super::with(|d| {
+        let backoff = |item: &Taken| d.queues.get(item.queue).map(|q| q.settings.backoff);
+        taken.iter().map(|item| backoff(item).unwrap_or_default()).collect()
+    }))
 }
 
 /// Cancels attempts for a reason.

@@ -83,6 +83,7 @@ pub fn run() -> Result<Replayed> {
         };
         super::with(|d| d.restore_counts(db, &total.queue, &counts)).map_err(capacity)?;
     }
+    restore_settings(db)?;
     restore_deferred(db, position(floor, 0))?;
     for segment in 0..SEGMENTS as u8 {
         let evidence =
@@ -165,6 +166,19 @@ fn wait_for_stragglers(db: Db) {
         }
         latch::wait(1);
     }
+}
+
+/// Settings that a prepared transaction changes, a pause among them, are read again when it
+/// commits: its own backend is gone, and memory may have read the row before.
+fn restore_settings(db: Db) -> Result<()> {
+    for (xid, queue) in queues::read_pending()? {
+        super::with(|d| {
+            let queue = d.ensure_queue(db, &queue)?;
+            d.restore_doubt(Doubt { db, xid, order: 0, act: Act::Configure { queue } })
+        })
+        .map_err(capacity)?;
+    }
+    Ok(())
 }
 
 /// Jobs on disk: those deferred since the floor was set are counted by their commits.
