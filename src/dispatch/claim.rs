@@ -12,7 +12,7 @@ use crate::pg::debug_point::debug_point;
 use crate::pg::xact;
 use crate::store::body::{self, Placed};
 use crate::store::claims::{self, ClaimedItem, NewClaim};
-use crate::store::unique;
+use crate::store::{queues, unique};
 
 /// Timers that a claim looks at on its way, so that a due job is not late because the
 /// worker is.
@@ -49,26 +49,40 @@ pub enum Outcome {
 /// writes nothing.
 pub fn look(wanted: &Wanted<'_>) -> Result<Outcome> {
     let now = xact::micros();
-    with_open(|d, db| {
-        d.return_due(db, now, DUE_AT_ONCE);
-        check_owner(d, db, wanted.runtime)?;
-        let (mut any, mut paused) = (false, !wanted.queues.is_empty());
-        for name in wanted.queues {
-            let Some(queue) = d.queue(db, name) else {
-                paused = false;
-                continue;
-            };
-            any |= d.claimable(queue) > 0;
-            paused &= d.queues[queue].paused;
+    let mut unknown: Vec<&String> = Vec::new();
+    loop {
+        let seen = with_open(|d, db| {
+            unknown.clear();
+            d.return_due(db, now, DUE_AT_ONCE);
+            check_owner(d, db, wanted.runtime)?;
+            let (mut any, mut paused) = (false, !wanted.queues.is_empty());
+            for name in wanted.queues {
+                let Some(queue) = d.queue(db, name) else {
+                    paused = false;
+                    continue;
+                };
+                if !d.queues[queue].loaded {
+                    unknown.push(name);
+                }
+                any |= d.claimable(queue) > 0;
+                paused &= d.queues[queue].paused;
+            }
+            Ok::<_, Error>(if any {
+                Outcome::Claimed
+            } else if paused {
+                Outcome::Paused
+            } else {
+                Outcome::Empty
+            })
+        })??;
+        if unknown.is_empty() {
+            return Ok(seen);
         }
-        Ok(if any {
-            Outcome::Claimed
-        } else if paused {
-            Outcome::Paused
-        } else {
-            Outcome::Empty
-        })
-    })?
+        // After a start or a change, the tables have to tell what is paused.
+        for name in unknown.drain(..) {
+            queues::ensure_loaded(name)?;
+        }
+    }
 }
 
 fn check_owner(
@@ -91,8 +105,11 @@ pub fn claim(wanted: &Wanted<'_>) -> Result<Vec<Claimed>> {
     reserve_log(wanted.max_jobs)?;
     let mut popped: Vec<Popped> = Vec::with_capacity(wanted.max_jobs);
     let mut queues: Vec<u32> = Vec::with_capacity(wanted.queues.len());
+    // What was popped first counts: a rebuild since then has forgotten it.
+    let mut begun = None;
     let (db, generation) = loop {
         let (db, generation, claimed) = pop(wanted, xid, subxact, now, &mut queues, &mut popped)?;
+        let generation = *begun.get_or_insert(generation);
         match claimed {
             domain::Claimed::All => break (db, generation),
             domain::Claimed::NeedsChunk(cold) => load_chunk(db, cold.number, cold.segment)?,

@@ -1,10 +1,13 @@
 //! The ends of attempts: completed, failed, released, rescued.
 
+use std::collections::BTreeSet;
+
 use super::enqueue::write_deferred;
 use super::keys::{self, Patience, Switched, Switcher};
 use super::session::{confirm, reserve_log, with_log, with_open};
+use crate::domain::backoff::Backoff;
 use crate::domain::dispatcher::{Take, Taken};
-use crate::domain::entities::{Db, split};
+use crate::domain::entities::{Database, Db, split};
 use crate::domain::undo::End;
 use crate::domain::unique::State;
 use crate::error::{Error, Result, SqlState};
@@ -16,6 +19,7 @@ use crate::store::closures::{self, NewClosure};
 use crate::store::deferred::{Deferred, Kind};
 use crate::store::done::{self, Done};
 use crate::store::outcome::Outcome;
+use crate::store::queues;
 
 /// A backoff longer than this waits on disk, microseconds.
 const SHORT: i64 = 60_000_000;
@@ -58,18 +62,31 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
     // One entry for the item, one for a release it may need.
     reserve_log(2 * receipts.len())?;
     let owner = closer == Closer::Owner;
-    let (db, generation) = with_open(|d, db| {
-        with_log(|log| {
-            for receipt in receipts {
-                match d.take(db, *receipt, xid, subxact, owner, log) {
-                    Take::Taken(item) => taken.push(item),
-                    Take::Busy(holder) => busy.push((*receipt, holder)),
-                    Take::Stale => {}
-                }
+    let mut probed = false;
+    let (db, generation) = loop {
+        let begun = with_open(|d, db| {
+            let Database { generation, doubts_due, .. } = *d.base(db);
+            if doubts_due && !probed {
+                return None;
             }
-        });
-        (db, d.databases[usize::from(db)].generation)
-    })?;
+            with_log(|log| {
+                for receipt in receipts {
+                    match d.take(db, *receipt, xid, subxact, owner, log) {
+                        Take::Taken(item) => taken.push(item),
+                        Take::Busy(holder) => busy.push((*receipt, holder)),
+                        Take::Stale => {}
+                    }
+                }
+            });
+            Some((db, generation))
+        })?;
+        match begun {
+            Some(begun) => break begun,
+            // After a rebuild, an item may look taken by a subtransaction that is gone.
+            None => super::probe_doubts(),
+        }
+        probed = true;
+    };
     if owner {
         debug_point!("close_taken");
         for (receipt, mut holder) in busy {
@@ -270,7 +287,7 @@ pub struct Case<'a> {
     pub taken: &'a Taken,
     pub job: &'a Placed,
     pub attempt: i16,
-    pub backoff: crate::domain::backoff::Backoff,
+    pub backoff: Backoff,
 }
 
 /// The number of the attempt. Claims tell memory about attempts that a body brought along,
@@ -293,14 +310,8 @@ pub fn conclude(
     for run in taken.chunk_by(|a, b| a.segment == b.segment) {
         let positions: Vec<i64> = run.iter().map(|item| item.position).collect();
         let jobs = body::read(run[0].segment, &positions)?;
-        let backoffs = super::with(|d| {
-            run.iter()
-                .map(|item| {
-                    d.queues.get(item.queue).map_or_else(Default::default, |q| q.settings.backoff)
-                })
-                .collect::<Vec<_>>()
-        });
-        let mut plan = Plan { db, now, error, ..Plan::default() };
+        let backoffs = backoffs(run)?;
+        let mut plan = Plan { db, generation, now, error, ..Plan::default() };
         for ((item, job), backoff) in run.iter().zip(&jobs).zip(backoffs) {
             let attempt = attempt_of(item);
             let verdict = judge(&Case { taken: item, job, attempt, backoff });
@@ -310,6 +321,21 @@ pub fn conclude(
     }
     confirm(db, generation)?;
     Ok(verdicts)
+}
+
+/// How each attempt's queue backs off, as its settings are now.
+fn backoffs(taken: &[Taken]) -> Result<Vec<Backoff>> {
+    let unloaded: BTreeSet<String> = super::with(|d| {
+        let queues = taken.iter().filter_map(|item| d.queues.get(item.queue));
+        queues.filter(|q| !q.loaded).map(|q| q.name().to_owned()).collect()
+    });
+    for queue in &unloaded {
+        queues::ensure_loaded(queue)?;
+    }
+    Ok(super::with(|d| {
+        let backoff = |item: &Taken| d.queues.get(item.queue).map(|q| q.settings.backoff);
+        taken.iter().map(|item| backoff(item).unwrap_or_default()).collect()
+    }))
 }
 
 /// Cancels attempts for a reason.
@@ -330,9 +356,9 @@ pub fn give_back(hold: Hold) -> Result<u64> {
         let verdicts = conclude(hold, None, |_| Verdict::GiveBack { due: now })?;
         given_back += verdicts.iter().filter(|v| matches!(v, Verdict::GiveBack { .. })).count();
     }
-    let mut plan = Plan { db, now, ..Plan::default() };
+    let mut plan = Plan { db, generation, now, ..Plan::default() };
     for item in &plain {
-        if !plan.release(item, item.prior, Outcome::Released, now) {
+        if !plan.release(item, item.prior, Outcome::Released, now)? {
             return Err(super::capacity(crate::domain::dispatcher::Full::Timers));
         }
     }
@@ -345,6 +371,7 @@ pub fn give_back(hold: Hold) -> Result<u64> {
 #[derive(Default)]
 struct Plan<'a> {
     db: Db,
+    generation: u64,
     now: i64,
     error: Option<&'a str>,
     ends: Vec<(usize, End)>,
@@ -455,7 +482,7 @@ impl Plan<'_> {
         place: Place,
     ) -> Result<()> {
         let is_short = due - self.now <= SHORT;
-        if is_short && place != Place::Deferred && self.release(item, used, outcome, due) {
+        if is_short && place != Place::Deferred && self.release(item, used, outcome, due)? {
             return Ok(());
         }
         if place == Place::Lane {
@@ -482,12 +509,16 @@ impl Plan<'_> {
     }
 
     /// Ready again in place. False when timers are used up.
-    fn release(&mut self, item: &Taken, used: i16, outcome: Outcome, due: i64) -> bool {
+    fn release(&mut self, item: &Taken, used: i16, outcome: Outcome, due: i64) -> Result<bool> {
         let (chunk, offset) = split(item.position);
         let key = (item.lane, chunk, used, due);
         let known = self.releases.iter().rev().take(8).find(|(k, _)| *k == key).map(|(_, r)| *r);
         let subxact = xact::current_subxact();
         let reserved = super::with(|d| {
+            if d.base(self.db).generation != self.generation {
+                // The index of a release means another one now.
+                return Err(super::replaying());
+            }
             let release = match known {
                 Some(release) => Some(release),
                 None => with_log(|log| {
@@ -497,17 +528,17 @@ impl Plan<'_> {
             if let Some(release) = release {
                 d.add_to_release(release, offset);
             }
-            release
-        });
+            Ok(release)
+        })?;
         let Some(release) = reserved else {
-            return false;
+            return Ok(false);
         };
         if known.is_none() {
             self.releases.push((key, release));
         }
         batch(&mut self.batches, item, outcome, Some(due));
         self.ends.push((item.log, End::Released(release)));
-        true
+        Ok(true)
     }
 
     fn carry_out(mut self) -> Result<()> {

@@ -28,8 +28,8 @@ use crate::supervisor;
 pub use callbacks::{install, probe_doubts, runtime_gone};
 pub use layout::{Capacities, Layout};
 pub use session::{
-    attach, capacity, confirm, is_waiting, leave_wait, log_act, reserve_log, set_waiting, with_log,
-    with_open,
+    attach, begin_write, capacity, confirm, end_write, is_waiting, leave_wait, log_act,
+    reserve_log, set_waiting, with_log, with_open,
 };
 
 /// The number of the dispatcher lock in the tranche.

@@ -13,7 +13,7 @@ use crate::domain::dispatcher::{Full, LaneName, Restored};
 use crate::domain::entities::{Counts, Db, Doubt, Liveness, Phase, Runtime, position, split};
 use crate::domain::undo::{Act, End};
 use crate::error::{Error, Result};
-use crate::pg::{guc, snapshot::Snapshot, xact};
+use crate::pg::{guc, latch, snapshot::Snapshot, xact};
 use crate::store::evidence::{self, ChunkEvidence, Detail, Evidence, Sight};
 use crate::store::lanes::LaneRow;
 use crate::store::outcome::Outcome;
@@ -81,6 +81,7 @@ pub fn run() -> Result<Replayed> {
         };
         super::with(|d| d.restore_counts(db, &total.queue, &counts)).map_err(capacity)?;
     }
+    restore_settings(db)?;
     restore_deferred(db, position(floor, 0))?;
     for (segment, known) in segments::read_known()?.into_iter().enumerate() {
         let restored = Segment { db, segment: segment as u8, names: &names };
@@ -157,6 +158,34 @@ fn begin(db: Db) -> Result<()> {
     let (states, current) = segments::read_states()?;
     let block = chunks::next_block()?;
     super::with(|d| d.begin_rebuild(db, block, &states, current));
+    wait_for_stragglers(db);
+    Ok(())
+}
+
+/// How long replay waits for producers that were about to write, microseconds.
+const STRAGGLERS: i64 = 5_000_000;
+
+/// Producers got their places before the rebuild began: replay must not pass by their rows.
+fn wait_for_stragglers(db: Db) {
+    let until = xact::micros() + STRAGGLERS;
+    while super::with(|d| d.stragglers(db)) > 0 {
+        if xact::micros() >= until {
+            return super::with(|d| d.leave_stragglers(db));
+        }
+        latch::wait(1);
+    }
+}
+
+/// Settings that a prepared transaction changes, a pause among them, are read again when it
+/// commits: its own backend is gone, and memory may have read the row before.
+fn restore_settings(db: Db) -> Result<()> {
+    for (xid, queue) in queues::read_pending()? {
+        super::with(|d| {
+            let queue = d.ensure_queue(db, &queue)?;
+            d.restore_doubt(Doubt { db, xid, order: 0, act: Act::Configure { queue } })
+        })
+        .map_err(capacity)?;
+    }
     Ok(())
 }
 
@@ -204,6 +233,10 @@ fn restore_runtimes(db: Db) -> Result<()> {
     }
     Ok(())
 }
+
+/// Releases of open transactions: those of one chunk with the same attempts and time were
+/// made together.
+type Releases = HashMap<(u32, i64, i16, bool, i64), u32>;
 
 /// One segment on its way into memory.
 struct Segment<'a> {
@@ -286,18 +319,25 @@ impl Segment<'_> {
         super::with(|d| d.restore_chunk(self.db, &name, &restored)).map_err(capacity)
     }
 
-    /// Bodies of transactions that are prepared, or open since before the rebuild.
+    /// Bodies of transactions that are prepared, or open since before the rebuild. Those of
+    /// one transaction that lie side by side are one act, as when they were enqueued.
     fn restore_pending(&self, evidence: &Evidence) -> Result<()> {
-        for (order, (xid, position)) in evidence.pending.iter().enumerate() {
+        let mut pending = evidence.pending.clone();
+        pending.sort_unstable();
+        let next_to = |a: &(u32, i64), b: &(u32, i64)| {
+            a.0 == b.0 && a.1 + 1 == b.1 && split(a.1).0 == split(b.1).0
+        };
+        for run in pending.chunk_by(next_to) {
+            let Some((xid, position)) = run.first() else { continue };
             let (chunk, first) = split(*position);
-            let act = Act::Enqueue { chunk, first, count: 1 };
-            self.restore_doubt(*xid, order as u32, act)?;
+            let act = Act::Enqueue { chunk, first, count: run.len() as u16 };
+            self.restore_doubt(*xid, act)?;
         }
         Ok(())
     }
 
-    fn restore_doubt(&self, xid: u32, order: u32, act: Act) -> Result<()> {
-        let doubt = Doubt { db: self.db, xid, order, act };
+    fn restore_doubt(&self, xid: u32, act: Act) -> Result<()> {
+        let doubt = Doubt { db: self.db, xid, order: 0, act };
         super::with(|d| d.restore_doubt(doubt)).map_err(capacity)
     }
 
@@ -305,23 +345,33 @@ impl Segment<'_> {
         // Nobody could extend or complete while the server was away.
         let earliest = xact::micros() + guc::heartbeat_staleness().as_micros() as i64;
         let mut claims: Vec<Option<u32>> = vec![None; evidence.claims.len()];
-        for (order, item) in evidence.open.iter().enumerate() {
+        let mut releases = Releases::new();
+        for item in &evidence.open {
             let Some(header) = evidence.claims.get(item.claim) else { continue };
             let name = self.name(header.lane_id)?;
             let known = claims.get(item.claim).copied().flatten();
             let deadline =
                 if item.deadline == i64::MAX { i64::MAX } else { item.deadline.max(earliest) };
-            let closer = item.closing.map(|(xid, ..)| xid);
+            let closer = item.closing.map(|(xid, ..)| xact::top_of(xid));
+            let claimer = header.xid.map(xact::top_of);
             let restored = super::with(|d| {
                 let claim = match known {
                     Some(claim) => claim,
-                    None => d.restore_claim(
-                        self.db,
-                        &name,
-                        (self.segment, header.id, header.count),
-                        header.runtime,
-                        header.claimed_at,
-                    )?,
+                    None => {
+                        let claim = d.restore_claim(
+                            self.db,
+                            &name,
+                            (self.segment, header.id, header.count),
+                            header.runtime,
+                            header.claimed_at,
+                            claimer,
+                        )?;
+                        if let Some(xid) = header.xid {
+                            let act = Act::Claim { claim, first: header.id };
+                            d.restore_doubt(Doubt { db: self.db, xid, order: 0, act })?;
+                        }
+                        claim
+                    }
                 };
                 let at = d.restore_item(
                     claim,
@@ -336,8 +386,8 @@ impl Segment<'_> {
             if let Some(slot) = claims.get_mut(item.claim) {
                 *slot = Some(claim);
             }
-            if let Some((xid, outcome, due)) = item.closing {
-                self.restore_closing(xid, order as u32, (at, item), &name, outcome, due)?;
+            if let Some(closing) = item.closing {
+                self.restore_closing(closing, (at, item), &name, &mut releases)?;
             }
         }
         Ok(())
@@ -346,12 +396,10 @@ impl Segment<'_> {
     /// An open transaction closes the item: if it commits, the item ends like this.
     fn restore_closing(
         &self,
-        xid: u32,
-        order: u32,
+        (xid, outcome, due): (u32, Outcome, Option<i64>),
         (at, item): (u32, &evidence::OpenItem),
         name: &LaneName<'_>,
-        outcome: Outcome,
-        due: Option<i64>,
+        releases: &mut Releases,
     ) -> Result<()> {
         let end = match outcome {
             Outcome::Completed => End::Completed,
@@ -362,20 +410,28 @@ impl Segment<'_> {
                 let used = item.attempt - i16::from(!outcome.counts_attempt());
                 let snoozed = outcome == Outcome::Snoozed;
                 let (chunk, offset) = split(item.position);
-                let mut bits = Bits::default();
-                bits.insert(offset);
                 let due = due.unwrap_or(0);
-                let release = super::with(|d| {
-                    d.restore_pending_release(self.db, name, (chunk, &bits), used, snoozed, due)
-                });
-                let release = release.map_err(capacity)?;
-                let act = Act::Release { release };
-                super::with(|d| d.restore_doubt(Doubt { db: self.db, xid, order, act }))
-                    .map_err(capacity)?;
+                let key = (xid, chunk, used, snoozed, due);
+                let release = match releases.get(&key) {
+                    Some(release) => *release,
+                    None => {
+                        let release = super::with(|d| {
+                            let place = (chunk, &Bits::default());
+                            let release = d.restore_pending_release(
+                                self.db, name, place, used, snoozed, due,
+                            )?;
+                            let act = Act::Release { release };
+                            d.restore_doubt(Doubt { db: self.db, xid, order: 0, act })?;
+                            Ok::<_, Full>(release)
+                        });
+                        *releases.entry(key).or_insert(release.map_err(capacity)?)
+                    }
+                };
+                super::with(|d| d.add_to_release(release, offset));
                 End::Released(release)
             }
         };
-        self.restore_doubt(xid, order, Act::Close { item: at, receipt: item.receipt, end })
+        self.restore_doubt(xid, Act::Close { item: at, receipt: item.receipt, end })
     }
 
     fn restore_released(&self, evidence: &Evidence) -> Result<()> {

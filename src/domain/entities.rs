@@ -99,6 +99,12 @@ pub struct Database {
     pub replay_due: bool,
     /// Doubtful acts that a callback could not settle may be settled now.
     pub doubts_due: bool,
+    /// Producers between their grant and their last row.
+    pub writers: u32,
+    /// Those of them that a rebuild found, and the generation in which they began: their
+    /// rows are waited for, since replay must not pass by them.
+    pub stragglers: u32,
+    pub straggling: u64,
     /// Where to look next for chunks to drop from memory.
     pub cool_hand: u32,
     /// Waiters for more queues than they can name.

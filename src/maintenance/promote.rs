@@ -121,7 +121,10 @@ impl PromotedKeys {
 /// Moves due jobs into their lanes.
 pub fn promote_due(_context: &Context) -> Result<StepReport> {
     let db = dispatch::attach()?;
+    // From the deletion on: a rebuild counts either all of it or nothing.
+    dispatch::begin_write(db)?;
     if !dispatch::is_open(db) {
+        dispatch::end_write();
         return Ok(StepReport { did: 0, next: None });
     }
     // What is deferred from here on by others lowers this again.
@@ -168,6 +171,7 @@ pub fn promote_due(_context: &Context) -> Result<StepReport> {
         Ok(())
     })
     .map_err(dispatch::capacity)?;
+    dispatch::end_write();
     let next = deferred::next_run_at()?.unwrap_or(i64::MAX);
     dispatch::with(|d| {
         let known = d.base(db).next_deferred;

@@ -1,12 +1,14 @@
 //! Queues: settings, pauses, totals.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use crate::domain::dispatcher::Dispatcher;
 use crate::domain::entities::{Db, QueueSettings};
 use crate::domain::undo::Act;
 use crate::error::{Error, Result, SqlState};
-use crate::pg::heap::Table;
+use crate::pg::heap::{Fate, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::{catalog, spi, xact};
@@ -152,6 +154,23 @@ pub struct Totals {
     pub completed: i64,
     pub failed: i64,
     pub cancelled: i64,
+}
+
+/// Queues whose rows an open transaction writes, with its xid.
+pub fn read_pending() -> Result<BTreeSet<(u32, String)>> {
+    let mut pending = BTreeSet::new();
+    let table = Table::open(catalog::relation("queues")?, LockMode::AccessShare);
+    table.scan(Snapshot::Any, |row| {
+        let writer = Some(row.fate());
+        for fate in [writer, row.deleter()].into_iter().flatten() {
+            if let Fate::InProgress(xid) = fate {
+                pending.insert((xid, row.text(1).unwrap_or_default()));
+            }
+        }
+        Ok(true)
+    })?;
+    table.close_release_lock();
+    Ok(pending)
 }
 
 /// Totals of truncated segments, of every queue that has a row.

@@ -72,10 +72,10 @@ impl Dispatcher<'_> {
 
     /// Whether an act of an open transaction claims for a runtime that died meanwhile.
     pub fn owner_is_dead(&self, entry: &crate::domain::undo::Entry) -> bool {
-        let crate::domain::undo::Act::Claim { claim, first } = entry.act else { return false };
-        self.claims
-            .get(claim)
-            .is_some_and(|c| c.first == first && c.runtime != NIL && self.runtimes[c.runtime].dead)
+        let crate::domain::undo::Act::Claim { first, .. } = entry.act else { return false };
+        // By its receipt: memory may have been rebuilt since.
+        let claim = self.claim_by_first(entry.db, first).map(|at| self.claims[at]);
+        claim.is_some_and(|c| c.runtime != NIL && self.runtimes[c.runtime].dead)
     }
 
     pub(super) fn orphaned_something(&mut self, db: Db) {
