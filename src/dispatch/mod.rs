@@ -117,7 +117,7 @@ pub fn callbacks() -> supervisor::Callbacks {
             forget(|d| d.oid == database && d.extension == extension);
         },
         on_databases: |databases| forget(|d| !databases.contains(&d.oid)),
-        after_commit_prepared: |_gid, _committed| probe_doubts(),
+        after_commit_prepared: |_committed| probe_doubts(),
     }
 }
 

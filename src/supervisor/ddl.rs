@@ -5,7 +5,6 @@
 
 use core::cell::{Cell, RefCell};
 use core::time::Duration;
-use std::ffi::CStr;
 use std::time::Instant;
 
 use super::{callbacks, wake_launcher, wake_worker_of};
@@ -153,9 +152,9 @@ pub fn prepared() {
 }
 
 /// The place where the outcome of a prepared transaction becomes known.
-pub fn after_commit_prepared(gid: &CStr, committed: bool) {
+pub fn after_commit_prepared(committed: bool) {
     if let Some(callbacks) = callbacks() {
-        (callbacks.after_commit_prepared)(gid, committed);
+        (callbacks.after_commit_prepared)(committed);
     }
     if committed && registry::with(|registry| registry.has_prepared()) == Some(true) {
         let here = database::this_database();

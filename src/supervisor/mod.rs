@@ -7,7 +7,6 @@ pub mod launcher;
 pub mod registry;
 pub mod worker;
 
-use std::ffi::CStr;
 use std::sync::OnceLock;
 
 use crate::pg;
@@ -24,7 +23,7 @@ pub struct Callbacks {
     pub on_databases: fn(databases: &[u32]),
     /// COMMIT PREPARED (true) or ROLLBACK PREPARED has been carried out, in this
     /// database. Runs after the statement and may fail like one.
-    pub after_commit_prepared: fn(gid: &CStr, committed: bool),
+    pub after_commit_prepared: fn(committed: bool),
 }
 
 static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
