@@ -173,6 +173,11 @@ pub fn is_open(db: Db) -> bool {
     with(|d| d.base(db).phase == Phase::Open)
 }
 
+/// Whether nothing says that memory may not equal the tables.
+pub fn is_trusted(db: Db) -> bool {
+    with(|d| d.base(db).phase == Phase::Open && !d.base(db).replay_due)
+}
+
 /// Which rebuild of memory this is; see `confirm`.
 pub fn generation(db: Db) -> u64 {
     with(|d| d.base(db).generation)
