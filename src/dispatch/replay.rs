@@ -13,7 +13,7 @@ use crate::domain::dispatcher::{Full, LaneName, Restored};
 use crate::domain::entities::{Counts, Db, Doubt, Liveness, Phase, Runtime, position, split};
 use crate::domain::undo::{Act, End};
 use crate::error::{Error, Result};
-use crate::pg::{guc, latch, snapshot::Snapshot, xact};
+use crate::pg::{catalog, guc, latch, lock, snapshot::Snapshot, xact};
 use crate::store::evidence::{self, ChunkEvidence, Detail, Evidence, Sight};
 use crate::store::lanes::LaneRow;
 use crate::store::outcome::Outcome;
@@ -56,9 +56,18 @@ pub fn is_done_since(db: Db, before: u64) -> bool {
     })
 }
 
-/// Reads the tables into memory.
-pub fn run() -> Result<Replayed> {
+/// Reads the tables into memory. None: another session is at it, and its transaction is
+/// still open.
+pub fn run() -> Result<Option<Replayed>> {
     let db = attach()?;
+    // Two that fill memory at a time would fill it twice.
+    if !lock::try_hold_key(catalog::relation("boot_epochs")?, 0) {
+        return Ok(None);
+    }
+    if !is_due()? {
+        // It has just been done.
+        return Ok(None);
+    }
     segments::seed()?;
     begin(db)?;
     let floor = super::with(|d| d.base(db).floor);
@@ -104,7 +113,7 @@ pub fn run() -> Result<Replayed> {
     replayed.next_deferred = deferred::next_run_at()?.unwrap_or(i64::MAX);
     replayed.receipts = epochs::write_next(xact::micros())?;
     xact::force_synchronous_commit();
-    Ok(replayed)
+    Ok(Some(replayed))
 }
 
 fn finish(replayed: &Replayed) {
