@@ -11,11 +11,13 @@ use crate::pg::call::{Call, Returned, sql_function};
 use crate::pg::datum::{Interval, ToDatum};
 use crate::pg::{catalog, latch, spi, trigger, xact};
 use crate::store::acl::Profile;
+use crate::store::segments;
 
 sql_function!(awa_maintain, maintain);
 sql_function!(awa_check, check);
 sql_function!(awa_rebuild, rebuild);
 sql_function!(awa_foreign_rows, foreign_rows);
+sql_function!(awa_replace_segment, replace_segment);
 
 /// How long `rebuild` waits for the worker, microseconds.
 const PATIENCE: i64 = 60_000_000;
@@ -91,4 +93,16 @@ fn foreign_rows(call: &mut Call) -> Result<Returned> {
     dispatch::with(|d| dispatch::log_act(d, db, subxact, Act::Foreign));
     // No row is a null pointer, which is not the same as NULL (trigger.c).
     Ok(Returned::Void)
+}
+
+/// A restored row of a segment takes the place of the one that the worker wrote.
+fn replace_segment(call: &mut Call) -> Result<Returned> {
+    trigger::ensure(call)?;
+    let row = trigger::new_row(call)?;
+    if !spi::is_own()
+        && let Some(segment) = row.i16(1)
+    {
+        segments::remove(segment)?;
+    }
+    Ok(Returned::Value(row.datum()))
 }
