@@ -44,6 +44,6 @@ mod tests {
 
     #[pg_test]
     fn a_trigger_function_is_no_function() {
-        assert_eq!(code_of("SELECT awa.foreign_rows()").as_deref(), Some("0A000"));
+        assert_eq!(code_of("SELECT awa.foreign_rows()").as_deref(), Some("55000"));
     }
 }

@@ -35,7 +35,8 @@ as_root() {
 
 # The build that tests use. With the tests of the domain, although not all need them:
 # their dependencies decide features of ours, and all would be built once more.
-TEST_BUILD=(--locked --features debug_points --lib --test domain)
+TEST_FEATURES=(--features "debug_points pg_test")
+TEST_BUILD=(--locked "${TEST_FEATURES[@]}" --lib --test domain)
 
 # The folder of RUN_DIR, which must be ours: /var/tmp is everybody's.
 make_run_dir() {
