@@ -42,3 +42,7 @@ pgrx::extension_sql_file!(
     requires = ["tables"]
 );
 pgrx::extension_sql_file!("../sql/install/90_access.sql", name = "access", finalize);
+
+#[cfg(feature = "pg_test")]
+#[path = "../pgrx-tests/mod.rs"]
+mod pg_tests;

@@ -134,8 +134,7 @@ def test_a_pinned_horizon_leaves_no_dead_tuples(ring):
     pin.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     pin.execute("SELECT count(*) FROM pg_class")
     before = turns(db)
-    pass_jobs(db.conn, 20_000)
-    wait_until(lambda: turns(db) > before + 2, 30)
+    wait_until(lambda: pass_jobs(db.conn, 5_000) and turns(db) > before + 2, 30)
     db.execute("SELECT pg_stat_force_next_flush()")
     assert db.value(
         "SELECT coalesce(sum(n_dead_tup), 0) FROM pg_stat_all_tables"

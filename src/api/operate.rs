@@ -87,6 +87,7 @@ fn foreign_rows(call: &mut Call) -> Result<Returned> {
     if spi::is_own() {
         return Ok(Returned::Void);
     }
+    segments::distrust()?;
     let db = dispatch::attach()?;
     dispatch::reserve_log(1)?;
     let subxact = xact::current_subxact();

@@ -114,6 +114,8 @@ fn sub_commit(subxact: u32, parent: u32) {
 fn sub_abort(subxact: u32, _parent: u32) {
     super::enqueue::forget_written_lanes();
     super::session::abandon_write();
+    // A wait is always in the innermost subtransaction.
+    leave_wait();
     if with_log(|log| log.is_empty()) {
         return;
     }

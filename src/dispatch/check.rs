@@ -14,7 +14,7 @@ use crate::pg::snapshot::Snapshot;
 use crate::pg::{latch, xact};
 use crate::store::evidence::{self, Detail, Evidence, Sight};
 use crate::store::lanes::LaneRow;
-use crate::store::{body, deferred, lanes, queues};
+use crate::store::{body, deferred, lanes, queues, segments};
 
 /// How long a pause in the traffic is waited for, microseconds.
 const PATIENCE: i64 = 20_000_000;
@@ -159,6 +159,7 @@ fn load_cold(mut memory: Memory) -> Result<Memory> {
 
 struct Tables {
     segments: Vec<Evidence>,
+    known: [segments::Known; SEGMENTS],
     lanes: HashMap<i64, LaneRow>,
     deferred: HashMap<String, Counts>,
     totals: Vec<queues::Totals>,
@@ -172,6 +173,7 @@ impl Tables {
             segments.push(evidence::read(segment, Sight::Signed, Detail::None, i64::MAX)?);
         }
         Ok(Self {
+            known: segments::read_known()?,
             keys: key_check::Keys::read(&segments)?,
             segments,
             lanes: lanes::read_all(Snapshot::SelfNow)?,
@@ -210,6 +212,10 @@ fn compare(memory: &Memory, tables: &Tables) -> Result<Vec<Finding>> {
             faults: contradictions,
         },
         Finding {
+            invariant: "directories and summaries of segments equal their rows",
+            faults: compare_known(tables).0,
+        },
+        Finding {
             invariant: "every live job is in exactly one place",
             faults: compare_places(memory, tables).0,
         },
@@ -230,6 +236,28 @@ fn compare(memory: &Memory, tables: &Tables) -> Result<Vec<Finding>> {
             faults: tables.keys.compare(TOLD),
         },
     ])
+}
+
+/// What a start would believe instead of reading the rows.
+fn compare_known(tables: &Tables) -> Faults {
+    let mut faults = Faults(Vec::new());
+    for (number, (known, evidence)) in tables.known.iter().zip(&tables.segments).enumerate() {
+        if let Some(listed) = &known.directory
+            && !evidence.directory().eq(listed.iter().copied())
+        {
+            faults.push(|| format!("the directory of segment {number} is not that of its rows"));
+        }
+        if let Some(summary) = &known.summary {
+            let same = summary.bodies == evidence.bodies
+                && evidence.disposed == evidence.bodies
+                && evidence.open.is_empty()
+                && summary.ends == evidence.ends;
+            if !same {
+                faults.push(|| format!("the summary of segment {number} is not that of its rows"));
+            }
+        }
+    }
+    faults
 }
 
 /// Every committed body without a final disposition is ready, released or claimed, and

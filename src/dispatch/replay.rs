@@ -10,12 +10,10 @@ use std::collections::HashMap;
 use super::session::{attach, capacity};
 use crate::domain::bits::Bits;
 use crate::domain::dispatcher::{Full, LaneName, Restored};
-use crate::domain::entities::{
-    Counts, Db, Doubt, Liveness, Phase, Runtime, SEGMENTS, position, split,
-};
+use crate::domain::entities::{Counts, Db, Doubt, Liveness, Phase, Runtime, position, split};
 use crate::domain::undo::{Act, End};
 use crate::error::{Error, Result};
-use crate::pg::{guc, latch, snapshot::Snapshot, xact};
+use crate::pg::{catalog, guc, latch, lock, snapshot::Snapshot, xact};
 use crate::store::evidence::{self, ChunkEvidence, Detail, Evidence, Sight};
 use crate::store::lanes::LaneRow;
 use crate::store::outcome::Outcome;
@@ -58,9 +56,18 @@ pub fn is_done_since(db: Db, before: u64) -> bool {
     })
 }
 
-/// Reads the tables into memory.
-pub fn run() -> Result<Replayed> {
+/// Reads the tables into memory. None: another session is at it, and its transaction is
+/// still open.
+pub fn run() -> Result<Option<Replayed>> {
     let db = attach()?;
+    // Two that fill memory at a time would fill it twice.
+    if !lock::try_hold_key(catalog::relation("boot_epochs")?, 0) {
+        return Ok(None);
+    }
+    if !is_due()? {
+        // It has just been done.
+        return Ok(None);
+    }
     segments::seed()?;
     begin(db)?;
     let floor = super::with(|d| d.base(db).floor);
@@ -85,10 +92,20 @@ pub fn run() -> Result<Replayed> {
     }
     restore_settings(db)?;
     restore_deferred(db, position(floor, 0))?;
-    for segment in 0..SEGMENTS as u8 {
-        let evidence =
-            evidence::read(segment, Sight::Everything, Detail::None, position(floor, 0))?;
-        Segment { db, segment, names: &names }.restore(&evidence)?;
+    for (segment, known) in segments::read_known()?.into_iter().enumerate() {
+        let restored = Segment { db, segment: segment as u8, names: &names };
+        if let Some(summary) = known.summary {
+            restored.restore_summary(&summary)?;
+            continue;
+        }
+        let evidence = evidence::read_with(
+            segment as u8,
+            Sight::Everything,
+            Detail::None,
+            position(floor, 0),
+            known.directory.as_deref(),
+        )?;
+        restored.restore(&evidence)?;
         replayed.jobs += evidence.bodies - evidence.disposed;
         replayed.open += evidence.open.len() as u64;
         replayed.faults.extend(evidence.faults);
@@ -96,7 +113,7 @@ pub fn run() -> Result<Replayed> {
     replayed.next_deferred = deferred::next_run_at()?.unwrap_or(i64::MAX);
     replayed.receipts = epochs::write_next(xact::micros())?;
     xact::force_synchronous_commit();
-    Ok(replayed)
+    Ok(Some(replayed))
 }
 
 fn finish(replayed: &Replayed) {
@@ -259,7 +276,28 @@ impl Segment<'_> {
         self.restore_pending(evidence)?;
         self.restore_open(evidence)?;
         self.restore_released(evidence)?;
-        for (lane_id, ends) in &evidence.ends {
+        self.restore_ends(&evidence.ends)?;
+        super::with(|d| {
+            let entry = &mut d.base(db).segments[usize::from(segment)];
+            entry.bodies += evidence.bodies;
+            entry.last_end = entry.last_end.max(evidence.last_end);
+        });
+        Ok(())
+    }
+
+    /// A segment without an undisposed job.
+    fn restore_summary(&self, summary: &segments::Summary) -> Result<()> {
+        self.restore_ends(&summary.ends)?;
+        super::with(|d| {
+            let entry = &mut d.base(self.db).segments[usize::from(self.segment)];
+            entry.bodies += summary.bodies;
+            entry.last_end = entry.last_end.max(summary.last_end);
+        });
+        Ok(())
+    }
+
+    fn restore_ends(&self, ends: &HashMap<i64, evidence::Ends>) -> Result<()> {
+        for (lane_id, ends) in ends {
             let counts = Counts {
                 completed: ends.completed,
                 failed: ends.failed,
@@ -267,13 +305,8 @@ impl Segment<'_> {
                 ..Counts::default()
             };
             let queue = self.name(*lane_id)?.queue;
-            super::with(|d| d.restore_counts(db, queue, &counts)).map_err(capacity)?;
+            super::with(|d| d.restore_counts(self.db, queue, &counts)).map_err(capacity)?;
         }
-        super::with(|d| {
-            let entry = &mut d.base(db).segments[usize::from(segment)];
-            entry.bodies += evidence.bodies;
-            entry.last_end = entry.last_end.max(evidence.last_end);
-        });
         Ok(())
     }
 

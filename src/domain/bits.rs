@@ -73,3 +73,27 @@ impl Bits {
         core::iter::from_fn(move || rest.pop_first())
     }
 }
+
+/// The bytes of a chunk's bits.
+pub const BIT_BYTES: usize = CHUNK_SIZE / 8;
+
+impl Bits {
+    /// Bit i is bit i % 8, from the low end, of byte i / 8.
+    pub fn to_bytes(&self) -> [u8; BIT_BYTES] {
+        let mut bytes = [0; BIT_BYTES];
+        for (place, word) in bytes.chunks_exact_mut(8).zip(self.0) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub fn from_bytes(bytes: &[u8; BIT_BYTES]) -> Self {
+        let mut bits = Self::default();
+        for (word, place) in bits.0.iter_mut().zip(bytes.chunks_exact(8)) {
+            let mut le = [0; 8];
+            le.copy_from_slice(place);
+            *word = u64::from_le_bytes(le);
+        }
+        bits
+    }
+}

@@ -58,6 +58,10 @@ pub struct Segment {
     pub bodies: u64,
     /// When the last of its jobs was closed for good.
     pub last_end: i64,
+    /// Its row has the directory of its chunks.
+    pub listed: bool,
+    /// Its row says that no undisposed job is left.
+    pub disposed: bool,
 }
 
 #[repr(C)]
@@ -68,6 +72,8 @@ pub struct Database {
     pub phase: Phase,
     /// Counts the times memory was rebuilt; acts of an earlier one are settled by their xid.
     pub generation: u64,
+    /// The generation with which the slot got this database: older acts are another's.
+    pub attached: u64,
     pub changes: u64,
     /// Chunk numbers that may still be handed out: next..end, in blocks from a sequence.
     pub next_chunk: i64,

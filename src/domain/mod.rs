@@ -6,6 +6,7 @@ pub mod ageing;
 pub mod backoff;
 pub mod bits;
 pub mod clock;
+pub mod directory;
 pub mod dispatcher;
 pub mod entities;
 pub mod name;

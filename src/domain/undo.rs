@@ -88,6 +88,12 @@ pub enum Act {
         segment: u8,
         generation: i64,
     },
+    /// The row of the segment has its directory, and tells when no job is left.
+    List {
+        segment: u8,
+        generation: i64,
+        disposed: bool,
+    },
     /// Somebody else wrote to a leaf.
     Foreign,
 }

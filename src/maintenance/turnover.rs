@@ -16,6 +16,7 @@ use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::{guc, heap, lock, spi, xact};
 use crate::store::evidence::{self, Detail, Evidence, Sight};
+use crate::store::segments::Summary;
 use crate::store::unique::{self, Keys};
 use crate::store::{lanes, queues, segments};
 
@@ -72,6 +73,42 @@ pub fn rotate(context: &Context) -> Result<StepReport> {
     Ok(StepReport { did: 1, next: pause })
 }
 
+/// Writes down what a start would otherwise have to read: the chunks of a sealed segment,
+/// and of a disposed one how its jobs ended. One segment a run.
+pub fn list(_context: &Context) -> Result<StepReport> {
+    let db = dispatch::attach()?;
+    let pause = Some(guc::rotate_interval().clamp(Duration::from_millis(100), LOOK));
+    if !dispatch::is_open(db) {
+        return Ok(StepReport { did: 0, next: pause });
+    }
+    let unlisted = dispatch::with(|d| d.segment_to_list(db));
+    let Some((segment, seen)) = unlisted else { return Ok(StepReport { did: 0, next: pause }) };
+    let evidence = evidence::read(segment, Sight::Everything, Detail::None, i64::MAX)?;
+    if !evidence.pending.is_empty() || !evidence.faults.is_empty() {
+        return Ok(StepReport { did: 0, next: pause });
+    }
+    let same = states(db)[usize::from(segment)].changes == seen.changes;
+    let finished = is_finished(&evidence) && same;
+    if seen.listed && !finished {
+        return Ok(StepReport { did: 0, next: pause });
+    }
+    dispatch::reserve_log(1)?;
+    if !seen.listed {
+        segments::write_directory(segment, evidence.directory())?;
+    }
+    if finished {
+        let summary =
+            Summary { bodies: evidence.bodies, last_end: evidence.last_end, ends: evidence.ends };
+        segments::mark_disposed(segment, &summary)?;
+    }
+    let subxact = xact::current_subxact();
+    dispatch::with(|d| {
+        let generation = seen.generation;
+        dispatch::log_act(d, db, subxact, Act::List { segment, generation, disposed: finished });
+    });
+    Ok(StepReport { did: 1, next: Some(Duration::ZERO) })
+}
+
 /// Truncates a sealed segment of which nothing is left to keep.
 pub fn truncate(_context: &Context) -> Result<StepReport> {
     let db = dispatch::attach()?;
@@ -98,15 +135,22 @@ fn try_truncate(db: Db, segment: u8, seen: &Segment) -> Result<bool> {
     let sizes =
         |oids: &[u32]| oids.iter().map(|o| heap::relation_size_blocks(*o)).collect::<Vec<_>>();
     let before = sizes(&leaves);
+    // A proof costs a scan: not while a lock is certain to be refused.
+    if !leaves.iter().chain(&toasts).all(|oid| lock::is_free(*oid, LockMode::AccessExclusive)) {
+        return Ok(false);
+    }
     let evidence = evidence::read(segment, Sight::Everything, Detail::None, i64::MAX)?;
     if !is_finished(&evidence) {
         return Ok(false);
     }
     // TRUNCATE would queue behind a vacuum of the TOAST table while it holds the leaf.
+    let mut locked = Vec::with_capacity(leaves.len() + toasts.len());
     for oid in leaves.iter().chain(&toasts) {
         if !lock::lock_conditional(*oid, LockMode::AccessExclusive) {
+            give_back(&locked);
             return Ok(false);
         }
+        locked.push(*oid);
     }
     debug_point!("truncate_locked");
     let now = states(db)[usize::from(segment)];
@@ -114,7 +158,10 @@ fn try_truncate(db: Db, segment: u8, seen: &Segment) -> Result<bool> {
         && now.in_flight == 0
         && now.changes == seen.changes
         && now.generation == seen.generation;
-    if !same || sizes(&leaves) != before {
+    // Rows that did not come through our functions change no counter, and may fit into a page
+    // that was there: their commit, before their lock went, asked for a replay.
+    if !same || !dispatch::is_trusted(db) || sizes(&leaves) != before {
+        give_back(&locked);
         return Ok(false);
     }
     keep_totals(&evidence)?;
@@ -129,6 +176,11 @@ fn try_truncate(db: Db, segment: u8, seen: &Segment) -> Result<bool> {
         dispatch::log_act(d, db, subxact, act);
     });
     Ok(true)
+}
+
+/// A truncation that is not to be leaves nobody waiting until its transaction ends.
+fn give_back(locked: &[u32]) {
+    locked.iter().for_each(|oid| lock::unlock(*oid, LockMode::AccessExclusive));
 }
 
 /// Every body has its final disposition, and nothing is open, released or in doubt.

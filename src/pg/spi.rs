@@ -180,6 +180,10 @@ impl Arg {
         Self { oid: pg_sys::JSONBOID, value }
     }
 
+    pub fn bytea(bytes: &[u8]) -> Self {
+        Self { oid: pg_sys::BYTEAOID, value: Some(bytes.to_datum()) }
+    }
+
     /// An array made by one of `datum`'s functions.
     pub fn bigint_array(values: &[i64]) -> Self {
         Self { oid: pg_sys::INT8ARRAYOID, value: Some(datum::bigint_array(values)) }

@@ -194,7 +194,10 @@ pub fn count_all(below: i64) -> Result<(HashMap<String, Counts>, Vec<Pending>)> 
     let mut pending = Vec::new();
     let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
     table.scan(Snapshot::Any, |row| {
-        if row.i64(1).is_none_or(|id| id >= below) || row.is_deleted() {
+        // Asked once: the deleter may commit while we look.
+        let deleter = row.deleter();
+        let is_deleted = deleter == Some(Fate::Committed);
+        if row.i64(1).is_none_or(|id| id >= below) || is_deleted {
             return Ok(true);
         }
         let queue = row.text(4).unwrap_or_default();
@@ -216,7 +219,7 @@ pub fn count_all(below: i64) -> Result<(HashMap<String, Counts>, Vec<Pending>)> 
                 }
             }
         }
-        if let Some(Fate::InProgress(xid)) = row.deleter() {
+        if let Some(Fate::InProgress(xid)) = deleter {
             pending.push(Pending { xid, queue, kind, run_at, change: -1 });
         }
         Ok(true)

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use super::outcome::Outcome;
 use super::{body, claims, closures};
 use crate::domain::bits::Bits;
+use crate::domain::directory::Listed;
 use crate::domain::entities::split;
 use crate::error::{Error, Result};
 use crate::pg::catalog::{self, Leaf};
@@ -51,6 +52,16 @@ pub struct ChunkEvidence {
     pub released: Bits,
     /// Bodies of transactions whose end is open.
     pub pending: u16,
+}
+
+impl Evidence {
+    /// The chunks and their bodies, as the directory of the segment lists them.
+    pub fn directory(&self) -> impl Iterator<Item = Listed> {
+        self.chunks.iter().filter(|(_, chunk)| !chunk.bodies.is_empty()).map(|(number, chunk)| {
+            let ChunkEvidence { lane_id, born, bodies, .. } = *chunk;
+            Listed { number: *number, lane_id, born, bodies }
+        })
+    }
 }
 
 impl ChunkEvidence {
@@ -236,6 +247,17 @@ fn snapshot(sight: Sight) -> Snapshot {
 ///
 /// * `below` - bodies at this position and after are left out, with all that is said of them
 pub fn read(segment: u8, sight: Sight, detail: Detail, below: i64) -> Result<Evidence> {
+    read_with(segment, sight, detail, below, None)
+}
+
+/// As `read`; of a sealed segment the directory says what bodies there are.
+pub fn read_with(
+    segment: u8,
+    sight: Sight,
+    detail: Detail,
+    below: i64,
+    directory: Option<&[Listed]>,
+) -> Result<Evidence> {
     let mut evidence = Evidence { last_end: i64::MIN, ..Evidence::default() };
     // Closures first, bodies last: what is closed was claimed before, what is claimed was
     // written before, so a row that arrives between the scans is never half of a pair whose
@@ -245,7 +267,11 @@ pub fn read(segment: u8, sight: Sight, detail: Detail, below: i64) -> Result<Evi
     for row in &rows {
         weigh_claim(row, &closures, detail, below, &mut evidence);
     }
-    read_bodies(segment, sight, below, &mut evidence)?;
+    match directory {
+        Some(chunks) => list_bodies(chunks, &mut evidence),
+        None => read_bodies(segment, sight, below, &mut evidence)?,
+    }
+    find_orphans(&mut evidence);
     for chunk in evidence.chunks.values() {
         let disposed = chunk.bodies.iter().filter(|bit| chunk.disposed.contains(*bit)).count();
         evidence.disposed += disposed as u64;
@@ -484,12 +510,24 @@ fn read_bodies(segment: u8, sight: Sight, below: i64, evidence: &mut Evidence) -
         Ok(true)
     })?;
     table.close_release_lock();
-    // Evidence about a body that is not there: an earlier scan saw a row whose body a later
-    // snapshot would, or the leaf was written by hand.
+    Ok(())
+}
+
+fn list_bodies(chunks: &[Listed], evidence: &mut Evidence) {
+    for listed in chunks {
+        let chunk = evidence.chunks.entry(listed.number).or_default();
+        chunk.lane_id = listed.lane_id;
+        chunk.born = listed.born;
+        chunk.bodies = listed.bodies;
+        evidence.bodies += u64::from(listed.bodies.count());
+    }
+}
+
+/// Evidence about bodies that are not there: the leaf was written by hand.
+fn find_orphans(evidence: &mut Evidence) {
     for (number, chunk) in &evidence.chunks {
         if chunk.bodies.is_empty() && chunk.pending == 0 {
             evidence.faults.push(format!("chunk {number} has evidence but no bodies"));
         }
     }
-    Ok(())
 }

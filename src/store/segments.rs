@@ -1,11 +1,19 @@
 //! The states of the segments.
 
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+
+use crate::domain::directory::{self, Listed};
 use crate::domain::entities::{SEGMENTS, Segment, SegmentState};
 use crate::error::{Error, Result};
+use crate::pg::datum::ToDatum;
 use crate::pg::heap::Table;
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
+use crate::pg::spi::Arg;
 use crate::pg::{catalog, spi};
+use crate::store::evidence::Ends;
 
 fn parse(state: &str) -> Result<SegmentState> {
     match state {
@@ -31,6 +39,8 @@ pub fn read_states() -> Result<([Segment; SEGMENTS], u8)> {
         segment.generation = row.i64(2).unwrap_or(0);
         segment.state = parse(row.text(3).as_deref().unwrap_or(""))?;
         segment.since = row.micros(4).unwrap_or(0);
+        segment.disposed = row.bool(5).unwrap_or(false);
+        segment.listed = !row.is_null(6);
         if segment.state == SegmentState::Current {
             current = number as u8;
         }
@@ -43,19 +53,71 @@ pub fn read_states() -> Result<([Segment; SEGMENTS], u8)> {
     Ok((segments, current))
 }
 
-/// Segments of which the table says that no undisposed job is left in them.
-pub fn read_disposed() -> Result<[bool; SEGMENTS]> {
-    let mut disposed = [false; SEGMENTS];
+/// How the jobs of a disposed segment ended.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    pub bodies: u64,
+    pub last_end: i64,
+    pub ends: HashMap<i64, Ends>,
+}
+
+impl Summary {
+    fn to_json(&self) -> Value {
+        let ends: Vec<Value> = self
+            .ends
+            .iter()
+            .map(|(lane, e)| json!([lane, e.completed, e.failed, e.cancelled]))
+            .collect();
+        json!({ "bodies": self.bodies, "last_end": self.last_end, "ends": ends })
+    }
+
+    fn from_json(value: &Value) -> Option<Self> {
+        let mut ends = HashMap::new();
+        for row in value.get("ends")?.as_array()? {
+            let [lane, completed, failed, cancelled] = row.as_array()?.as_slice() else {
+                return None;
+            };
+            let ends_of_lane = Ends {
+                completed: completed.as_i64()?,
+                failed: failed.as_i64()?,
+                cancelled: cancelled.as_i64()?,
+            };
+            ends.insert(lane.as_i64()?, ends_of_lane);
+        }
+        Some(Self {
+            bodies: value.get("bodies")?.as_u64()?,
+            last_end: value.get("last_end")?.as_i64()?,
+            ends,
+        })
+    }
+}
+
+/// What the row of a sealed segment saves a start from reading.
+#[derive(Default)]
+pub struct Known {
+    /// Its chunks and their bodies.
+    pub directory: Option<Vec<Listed>>,
+    /// Nothing in it is left to restore but this.
+    pub summary: Option<Summary>,
+}
+
+/// Reads it, for each segment. What cannot be read is not known: the leaves tell all.
+pub fn read_known() -> Result<[Known; SEGMENTS]> {
+    let mut known: [Known; SEGMENTS] = Default::default();
     let table = Table::open(catalog::relation("segments")?, LockMode::AccessShare);
     table.scan(Snapshot::SelfNow, |row| {
         let number = usize::try_from(row.i16(1).unwrap_or(-1)).ok();
-        if let Some(flag) = number.and_then(|n| disposed.get_mut(n)) {
-            *flag = row.bool(5).unwrap_or(false);
+        let sealed = row.text(3).as_deref() == Some("sealed");
+        if let Some(entry) = number.and_then(|n| known.get_mut(n)).filter(|_| sealed) {
+            entry.directory = row.bytea(6).and_then(|bytes| directory::decode(&bytes));
+            if row.bool(5) == Some(true) {
+                entry.summary = row.json(7).and_then(|value| Summary::from_json(&value));
+            }
         }
         Ok(true)
     })?;
     table.close_release_lock();
-    Ok(disposed)
+    Ok(known)
 }
 
 const SEED: &str = "
@@ -81,7 +143,7 @@ const SEAL: &str = "
 UPDATE awa.segments SET state = 'sealed', since = pg_catalog.clock_timestamp()
 WHERE state OPERATOR(pg_catalog.=) 'current'";
 const OPEN: &str = "
-UPDATE awa.segments SET state = 'current', since = pg_catalog.clock_timestamp(), disposed = false
+UPDATE awa.segments SET state = 'current', since = pg_catalog.clock_timestamp(), disposed = false, directory = NULL, summary = NULL
 WHERE segment OPERATOR(pg_catalog.=) $1";
 
 /// Seals the current segment and makes another one current.
@@ -95,7 +157,7 @@ pub fn rotate(next: u8) -> Result<()> {
 const FREE: &str = "
 UPDATE awa.segments
 SET state = 'free', generation = generation OPERATOR(pg_catalog.+) 1,
-    since = pg_catalog.clock_timestamp(), disposed = false
+    since = pg_catalog.clock_timestamp(), disposed = false, directory = NULL, summary = NULL
 WHERE segment OPERATOR(pg_catalog.=) $1";
 
 /// Notes that a segment was truncated.
@@ -104,10 +166,31 @@ pub fn mark_free(segment: u8) -> Result<()> {
 }
 
 const DISPOSED: &str = "
-UPDATE awa.segments SET disposed = true
-WHERE segment OPERATOR(pg_catalog.=) $1 AND NOT disposed";
+UPDATE awa.segments SET disposed = true, summary = $2
+WHERE segment OPERATOR(pg_catalog.=) $1 AND state OPERATOR(pg_catalog.=) 'sealed'";
 
 /// Notes that a sealed segment has no undisposed job, so that a start need not read it.
-pub fn mark_disposed(segment: u8) -> Result<()> {
-    spi::as_owner(|spi| spi.execute(DISPOSED, &[spi::Arg::of(i16::from(segment))]).map(|_| ()))
+pub fn mark_disposed(segment: u8, summary: &Summary) -> Result<()> {
+    let args = [Arg::of(i16::from(segment)), Arg::jsonb(Some(summary.to_json().to_datum()))];
+    spi::as_owner(|spi| spi.execute(DISPOSED, &args).map(|_| ()))
+}
+
+const LIST: &str = "
+UPDATE awa.segments SET directory = $2
+WHERE segment OPERATOR(pg_catalog.=) $1 AND state OPERATOR(pg_catalog.=) 'sealed'";
+
+/// Writes the directory of a sealed segment to which nobody writes bodies any more.
+pub fn write_directory(segment: u8, chunks: impl IntoIterator<Item = Listed>) -> Result<()> {
+    let bytes = directory::encode(chunks);
+    let args = [Arg::of(i16::from(segment)), Arg::bytea(&bytes)];
+    spi::as_owner(|spi| spi.execute(LIST, &args).map(|_| ()))
+}
+
+const DISTRUST: &str = "
+UPDATE awa.segments SET directory = NULL, disposed = false, summary = NULL
+WHERE directory IS NOT NULL OR disposed";
+
+/// Somebody writes to a leaf by hand: the leaves alone tell the truth now.
+pub fn distrust() -> Result<()> {
+    spi::as_owner(|spi| spi.execute(DISTRUST, &[]).map(|_| ()))
 }

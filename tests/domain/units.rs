@@ -268,3 +268,28 @@ fn decide_changes_a_close_and_nothing_else() {
     assert_eq!(log.entries()[close].act, Act::Close { item: 1, receipt: 2, end: End::Completed });
     assert_eq!(mark(&log.entries()[claim]), 5);
 }
+
+#[test]
+fn a_directory_reads_back() {
+    use crate::domain::bits::Bits;
+    use crate::domain::directory::{Listed, decode, encode};
+    let mut some = Bits::default();
+    let mut full = Bits::default();
+    full.insert_range(0, 1024);
+    for bit in [0, 1, 63, 64, 1000, 1023] {
+        some.insert(bit);
+    }
+    let chunks = [
+        Listed { number: 1024, lane_id: 7, born: -5, bodies: some },
+        Listed { number: i64::MAX, lane_id: i64::MIN, born: i64::MAX, bodies: full },
+        Listed { number: 0, lane_id: 0, born: 0, bodies: Bits::default() },
+    ];
+    let bytes = encode(chunks);
+    assert_eq!(decode(&bytes).as_deref(), Some(&chunks[..]));
+    assert_eq!(decode(&encode([])), Some(Vec::new()));
+    // Cut short, or of another version: not a directory, and no panic.
+    for end in (0..bytes.len()).filter(|end| ![1, 154, 179].contains(end)) {
+        assert_eq!(decode(&bytes[..end]), None, "{end}");
+    }
+    assert_eq!(decode(&[9]), None);
+}

@@ -51,7 +51,8 @@ impl Dispatcher<'_> {
     /// Plays an act of a committed transaction forward.
     pub fn settle(&mut self, entry: &Entry, now: i64) {
         let Entry { db, generation, act, .. } = *entry;
-        if self.base(db).phase == Phase::Absent {
+        let Database { phase, attached, .. } = *self.base(db);
+        if phase == Phase::Absent || generation < attached {
             return;
         }
         if self.base(db).generation == generation || !act.is_rebuilt() {
@@ -65,7 +66,8 @@ impl Dispatcher<'_> {
     /// Takes back an act of a transaction or subtransaction that was rolled back.
     pub fn undo(&mut self, entry: &Entry, now: i64) {
         let Entry { db, generation, act, .. } = *entry;
-        if self.base(db).phase == Phase::Absent {
+        let Database { phase, attached, .. } = *self.base(db);
+        if phase == Phase::Absent || generation < attached {
             return;
         }
         if self.base(db).generation == generation || !act.is_rebuilt() {
@@ -157,6 +159,13 @@ impl Dispatcher<'_> {
                 }
             }
             Act::Rotate { segment, since } => self.commit_rotation(db, segment, since),
+            Act::List { segment, generation, disposed } => {
+                let entry = &mut self.base(db).segments[usize::from(segment)];
+                if entry.generation == generation && entry.state == SegmentState::Sealed {
+                    entry.listed = true;
+                    entry.disposed |= disposed;
+                }
+            }
             Act::Truncate { segment, generation } => {
                 let entry = &mut self.base(db).segments[usize::from(segment)];
                 *entry = Segment {
@@ -169,6 +178,10 @@ impl Dispatcher<'_> {
                 self.base(db).changes += 1;
             }
             Act::Foreign => {
+                for segment in &mut self.base(db).segments {
+                    segment.listed = false;
+                    segment.disposed = false;
+                }
                 self.base(db).replay_due = true;
                 self.wake_worker_for(db, i64::MIN);
             }
@@ -235,6 +248,7 @@ impl Dispatcher<'_> {
             | Act::Deregister { .. }
             | Act::Rotate { .. }
             | Act::Truncate { .. }
+            | Act::List { .. }
             | Act::Foreign
             | Act::Nothing => {}
         }
@@ -334,6 +348,23 @@ impl Dispatcher<'_> {
         entry.live -= 1;
         entry.last_end = entry.last_end.max(now);
         self.settle_chunk(at);
+    }
+
+    /// A sealed segment whose row lacks what a start wants to know: its directory, once no
+    /// transaction writes bodies to it, and the news that all its jobs are disposed.
+    pub fn segment_to_list(&mut self, db: Db) -> Option<(u8, Segment)> {
+        let segments = self.base(db).segments;
+        let writes = |segment: u8| {
+            self.chunks.indexes().any(|at| {
+                let chunk = &self.chunks[at];
+                chunk.db == db && chunk.segment == segment && chunk.in_flight > 0
+            })
+        };
+        (0..SEGMENTS as u8).zip(segments).find(|(at, segment)| {
+            let finished = segment.live == 0 && segment.in_flight == 0;
+            let wanted = !segment.listed || (finished && !segment.disposed);
+            segment.state == SegmentState::Sealed && wanted && !writes(*at)
+        })
     }
 
     fn commit_rotation(&mut self, db: Db, segment: u8, since: i64) {
