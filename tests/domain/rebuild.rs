@@ -276,7 +276,8 @@ impl World {
                         if let End::Released(old) = end {
                             xid = sub.xids[0];
                             let key = (old, entry.subxact);
-                            if !releases.contains_key(&key) {
+                            let known = releases.get(&key).copied();
+                            let release = known.unwrap_or_else(|| {
                                 let joint: Vec<Entry> = entries
                                     .iter()
                                     .copied()
@@ -284,14 +285,15 @@ impl World {
                                     .collect();
                                 let (new, details) =
                                     self.restore_pending(&joint, old, &pending[&old]);
-                                releases.insert(key, new);
                                 self.truth.pending.insert(new, details);
                                 let act = Act::Release { release: new };
                                 let doubt = Doubt { db: DB, xid, order: 0, act };
                                 self.memory.dispatcher().restore_doubt(doubt).unwrap();
                                 tx.log.push(Entry { act, ..entry });
-                            }
-                            end = End::Released(releases[&key]);
+                                new
+                            });
+                            releases.insert(key, release);
+                            end = End::Released(release);
                         }
                         let item = self.memory.dispatcher().item(DB, receipt).unwrap();
                         Some(Act::Close { item, receipt, end })
