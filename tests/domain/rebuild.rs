@@ -1,6 +1,7 @@
 //! Replay: memory is filled from the truth alone, transactions open or prepared meanwhile.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry::Vacant;
 
 use crate::domain::bits::Bits;
 use crate::domain::dispatcher::*;
@@ -276,7 +277,7 @@ impl World {
                         if let End::Released(old) = end {
                             xid = sub.xids[0];
                             let key = (old, entry.subxact);
-                            if !releases.contains_key(&key) {
+                            if let Vacant(vacant) = releases.entry(key) {
                                 let joint: Vec<Entry> = entries
                                     .iter()
                                     .copied()
@@ -284,7 +285,7 @@ impl World {
                                     .collect();
                                 let (new, details) =
                                     self.restore_pending(&joint, old, &pending[&old]);
-                                releases.insert(key, new);
+                                vacant.insert(new);
                                 self.truth.pending.insert(new, details);
                                 let act = Act::Release { release: new };
                                 let doubt = Doubt { db: DB, xid, order: 0, act };
