@@ -754,3 +754,29 @@ def test_chaos(own_server):
     assert sorted(running) == sorted(filter(None, names))
     assert "was terminated by signal" not in own_server.log()
     assert "PANIC" not in own_server.log()
+
+
+def test_an_extension_that_was_used_and_rolled_back_leaves_nothing(new_server):
+    """Each CREATE EXTENSION has an oid of its own, and memory of its own."""
+    server = new_server({"awa.max_databases": "2"})
+    with server.connect("postgres") as conn:
+        conn.execute("CREATE DATABASE again")
+
+    def try_it():
+        with server.connect("again") as conn:
+            conn.execute("BEGIN")
+            conn.execute("CREATE EXTENSION awa")
+            conn.execute("SELECT awa.insert_job('lost')")
+            conn.execute("ROLLBACK")
+        return True
+
+    def worked():
+        try:
+            return try_it()
+        except psycopg.Error as error:
+            assert error.sqlstate == "AW004"
+            return False
+
+    # The worker that frees it may come a moment later.
+    for _ in range(6):
+        wait_until(worked, 20, what="memory for one more database")

@@ -116,9 +116,28 @@ pub fn callbacks() -> supervisor::Callbacks {
         on_drop_extension: |database, extension| {
             forget(|d| d.oid == database && d.extension == extension);
         },
+        on_extension: |database, extension| {
+            forget(|d| d.oid == database && Some(d.extension) != extension);
+        },
         on_databases: |databases| forget(|d| !databases.contains(&d.oid)),
-        after_commit_prepared: |_committed| probe_doubts(),
+        after_commit_prepared: |_committed| {
+            probe_doubts();
+            forget_settings();
+        },
     }
+}
+
+/// A prepared transaction may have changed settings before memory was rebuilt: they are read
+/// again when they are needed.
+fn forget_settings() {
+    with(|d| {
+        let mut from = 0;
+        while let Some(at) = d.queues.next_used(from) {
+            from = at + 1;
+            d.queues[at].loaded = false;
+            d.queues[at].version = d.queues[at].version.wrapping_add(1);
+        }
+    });
 }
 
 /// Frees the memory of databases that are gone.

@@ -165,7 +165,7 @@ fn begin(db: Db) -> Result<()> {
         return Ok(());
     }
     let (states, current) = segments::read_states()?;
-    let block = chunks::next_block()?;
+    let block = chunks::fresh_block()?;
     super::with(|d| d.begin_rebuild(db, block, &states, current));
     wait_for_stragglers(db);
     Ok(())

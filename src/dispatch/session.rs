@@ -54,7 +54,7 @@ pub fn attach() -> Result<Db> {
         return Ok(db);
     }
     let (segments, current) = store::segments::read_states()?;
-    let block = store::chunks::next_block()?;
+    let block = store::chunks::fresh_block()?;
     let now = xact::micros();
     super::with(|d| d.attach(oid, extension, block, &segments, current, now)).map_err(capacity)
 }

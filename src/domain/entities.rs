@@ -72,6 +72,8 @@ pub struct Database {
     pub phase: Phase,
     /// Counts the times memory was rebuilt; acts of an earlier one are settled by their xid.
     pub generation: u64,
+    /// The generation with which the slot got this database: older acts are another's.
+    pub attached: u64,
     pub changes: u64,
     /// Chunk numbers that may still be handed out: next..end, in blocks from a sequence.
     pub next_chunk: i64,

@@ -134,7 +134,12 @@ pub fn committed() {
 pub fn aborted() {
     let pending = take();
     release(&pending.held);
-    if !pending.held.is_empty() {
+    if pending.extension_made {
+        // It may have been used before it was gone: a worker looks, and frees its memory.
+        let here = database::this_database();
+        registry::with(|registry| registry.request(here));
+    }
+    if pending.extension_made || !pending.held.is_empty() {
         wake_launcher();
     }
 }

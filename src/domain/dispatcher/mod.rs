@@ -123,6 +123,7 @@ impl Dispatcher<'_> {
         database.extension = extension;
         database.phase = Phase::Replaying;
         database.generation += 1;
+        database.attached = database.generation;
         database.changes = 0;
         database.next_chunk = block.0;
         database.end_chunk = block.0 + block.1;

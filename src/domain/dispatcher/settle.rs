@@ -51,7 +51,8 @@ impl Dispatcher<'_> {
     /// Plays an act of a committed transaction forward.
     pub fn settle(&mut self, entry: &Entry, now: i64) {
         let Entry { db, generation, act, .. } = *entry;
-        if self.base(db).phase == Phase::Absent {
+        let Database { phase, attached, .. } = *self.base(db);
+        if phase == Phase::Absent || generation < attached {
             return;
         }
         if self.base(db).generation == generation || !act.is_rebuilt() {
@@ -65,7 +66,8 @@ impl Dispatcher<'_> {
     /// Takes back an act of a transaction or subtransaction that was rolled back.
     pub fn undo(&mut self, entry: &Entry, now: i64) {
         let Entry { db, generation, act, .. } = *entry;
-        if self.base(db).phase == Phase::Absent {
+        let Database { phase, attached, .. } = *self.base(db);
+        if phase == Phase::Absent || generation < attached {
             return;
         }
         if self.base(db).generation == generation || !act.is_rebuilt() {
