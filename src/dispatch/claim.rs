@@ -49,7 +49,7 @@ pub enum Outcome {
 /// writes nothing.
 pub fn look(wanted: &Wanted<'_>) -> Result<Outcome> {
     let now = xact::micros();
-    let mut unknown: Vec<&String> = Vec::new();
+    let mut unknown: Vec<&String> = Vec::with_capacity(wanted.queues.len());
     loop {
         let seen = with_open(|d, db| {
             unknown.clear();
@@ -295,14 +295,11 @@ fn write_claims(
 
 fn deliver(popped: Vec<Popped>, jobs: Vec<Placed>, deadlines: &[i64]) -> Vec<Claimed> {
     let mut names: Vec<(u32, String)> = Vec::new();
-    super::with(|d| {
-        for p in &popped {
-            if names.iter().all(|(queue, _)| *queue != p.queue) {
-                let name = d.queues.get(p.queue).map_or("", |q| q.name()).to_owned();
-                names.push((p.queue, name));
-            }
+    for p in &popped {
+        if names.iter().all(|(queue, _)| *queue != p.queue) {
+            names.push((p.queue, super::queue_name(p.queue)));
         }
-    });
+    }
     popped
         .into_iter()
         .zip(jobs)

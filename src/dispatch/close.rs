@@ -1,7 +1,5 @@
 //! The ends of attempts: completed, failed, released, rescued.
 
-use std::collections::BTreeSet;
-
 use super::enqueue::write_deferred;
 use super::keys::{self, Patience, Switched, Switcher};
 use super::session::{confirm, reserve_log, with_log, with_open};
@@ -58,7 +56,7 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
     let xid = xact::top_xid();
     let subxact = xact::current_subxact();
     let mut taken = Vec::with_capacity(receipts.len());
-    let mut busy: Vec<(i64, u32)> = Vec::new();
+    let mut busy: Vec<(i64, u32)> = Vec::with_capacity(receipts.len());
     // One entry for the item, one for a release it may need.
     reserve_log(2 * receipts.len())?;
     let owner = closer == Closer::Owner;
@@ -325,17 +323,28 @@ pub fn conclude(
 
 /// How each attempt's queue backs off, as its settings are now.
 fn backoffs(taken: &[Taken]) -> Result<Vec<Backoff>> {
-    let unloaded: BTreeSet<String> = super::with(|d| {
-        let queues = taken.iter().filter_map(|item| d.queues.get(item.queue));
-        queues.filter(|q| !q.loaded).map(|q| q.name().to_owned()).collect()
+    // Under the lock nothing is allocated: room for all is made before.
+    let mut unloaded: Vec<u32> = Vec::with_capacity(taken.len());
+    super::with(|d| {
+        for item in taken {
+            let unread = d.queues.get(item.queue).is_some_and(|q| !q.loaded);
+            if unread && unloaded.last() != Some(&item.queue) {
+                unloaded.push(item.queue);
+            }
+        }
     });
-    for queue in &unloaded {
-        queues::ensure_loaded(queue)?;
+    unloaded.sort_unstable();
+    unloaded.dedup();
+    for queue in unloaded {
+        queues::ensure_loaded(&super::queue_name(queue))?;
     }
-    Ok(super::with(|d| {
-        let backoff = |item: &Taken| d.queues.get(item.queue).map(|q| q.settings.backoff);
-        taken.iter().map(|item| backoff(item).unwrap_or_default()).collect()
-    }))
+    let mut backoffs = Vec::with_capacity(taken.len());
+    super::with(|d| {
+        backoffs.extend(taken.iter().map(|item| {
+            d.queues.get(item.queue).map_or_else(Default::default, |q| q.settings.backoff)
+        }));
+    });
+    Ok(backoffs)
 }
 
 /// Cancels attempts for a reason.
@@ -565,19 +574,21 @@ impl Plan<'_> {
         if self.done.is_empty() && self.deferred.is_empty() {
             return;
         }
-        super::with(|d| {
-            let name = |lane: u32| {
-                d.lanes.get(lane).map_or_else(
-                    || (String::new(), 0),
-                    |l| (d.queues.get(l.queue).map_or("", |q| q.name()).to_owned(), l.shard),
-                )
-            };
-            for (lane, row) in &mut self.done {
-                (row.queue, row.shard) = name(*lane);
+        // Most rows of a batch are of one lane.
+        let mut known: Option<(u32, String, u8)> = None;
+        let mut name = |lane: u32| {
+            if known.as_ref().is_none_or(|(of, ..)| *of != lane) {
+                let found = super::with(|d| d.lanes.get(lane).map(|l| (l.queue, l.shard)));
+                let (queue, shard) = found.unwrap_or((crate::domain::table::NIL, 0));
+                known = Some((lane, super::queue_name(queue), shard));
             }
-            for (lane, row) in &mut self.deferred {
-                (row.queue, row.shard) = name(*lane);
-            }
-        });
+            known.as_ref().map_or_else(Default::default, |(_, name, shard)| (name.clone(), *shard))
+        };
+        for (lane, row) in &mut self.done {
+            (row.queue, row.shard) = name(*lane);
+        }
+        for (lane, row) in &mut self.deferred {
+            (row.queue, row.shard) = name(*lane);
+        }
     }
 }

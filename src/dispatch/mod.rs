@@ -178,6 +178,12 @@ pub fn replaying() -> Error {
 /// A database of the dispatcher, by its slot.
 pub type Slot = Db;
 
+/// The name of a queue in memory; empty for one that is not there any more.
+pub fn queue_name(queue: u32) -> String {
+    let name = with(|d| d.queues.get(queue).map(|q| q.copy_name()));
+    name.map_or_else(String::new, |name| name.as_str().to_owned())
+}
+
 /// The deadline of an open attempt, if memory is there to tell; MAX: none.
 pub fn deadline_of(receipt: i64) -> Option<i64> {
     let (oid, extension) = catalog::identity().ok()?;

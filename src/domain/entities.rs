@@ -219,8 +219,25 @@ impl Queue {
         core::str::from_utf8(&self.name[..usize::from(self.name_len)]).unwrap_or("")
     }
 
+    /// The name, to be read after the lock is gone: under it nothing is allocated.
+    pub fn copy_name(&self) -> QueueName {
+        QueueName { len: self.name_len, bytes: self.name }
+    }
+
     pub fn key(db: Db, name: &str) -> u64 {
         hash_bytes(db, name.as_bytes())
+    }
+}
+
+#[derive(Clone, Copy)]
+pub struct QueueName {
+    len: u16,
+    bytes: [u8; MAX_BYTES],
+}
+
+impl QueueName {
+    pub fn as_str(&self) -> &str {
+        core::str::from_utf8(&self.bytes[..usize::from(self.len)]).unwrap_or("")
     }
 }
 
