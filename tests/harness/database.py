@@ -132,11 +132,14 @@ class Database:
         self.sessions.clear()
 
     def drop(self):
-        with self.server.connect(self.name) as conn:
-            for gid in conn.column(
-                "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
-            ):
-                conn.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
+        with self.server.connect() as conn:
+            prepared = conn.column(
+                "SELECT gid FROM pg_prepared_xacts WHERE database = %s", self.name
+            )
+        if prepared:
+            with self.server.connect(self.name) as conn:
+                for gid in prepared:
+                    conn.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
         with self.server.connect() as conn:
             conn.execute(
                 sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(
