@@ -158,7 +158,11 @@ fn pre_prepare() -> Result<()> {
             Ok(())
         }
         None => Err(Error::new(SqlState::CAPACITY, "too many acts in prepared transactions")
-            .detail("The limit follows from \"max_prepared_transactions\".")),
+            .detail(format!(
+                "All prepared transactions together may hold {} acts: an enqueue takes one for \
+                 each call and lane, a close one for each job.",
+                super::capacities().doubts
+            ))),
     }
 }
 
