@@ -219,7 +219,7 @@ fn describe(db: Db, wanted: &Wanted<'_>, popped: &[Popped], jobs: &[Placed], now
         if wanted.deadline.is_some() {
             return None;
         }
-        // SAFETY-free: the column is an interval; see store::body.
+        // The column is an interval; see store::body.
         job.body.attempt_deadline.map(interval_micros)
     };
     let deadlines: Vec<i64> = popped
