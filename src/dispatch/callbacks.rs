@@ -55,12 +55,17 @@ fn commit() {
         super::with(|d| {
             let mut outlived = false;
             with_log(|log| {
-                for entry in log.entries() {
+                for entry in log.entries().iter().filter(|e| !e.act.is_farewell()) {
                     outlived |= d.outlived(entry);
                     d.settle(entry, now);
                 }
             });
             settle_own(d, outlived, true, now);
+            with_log(|log| {
+                for entry in log.entries().iter().filter(|e| e.act.is_farewell()) {
+                    d.settle(entry, now);
+                }
+            });
         });
     }
     forget();

@@ -109,11 +109,15 @@ impl World {
         let tx = self.open.swap_remove(at);
         let names = self.names();
         let mut d = self.memory.dispatcher();
-        for entry in tx.log.entries() {
+        for entry in tx.log.entries().iter().filter(|e| !e.act.is_farewell()) {
             d.settle(entry, self.now);
         }
         let xids: Vec<u32> = tx.subs.iter().flat_map(|s| s.xids.iter().copied()).collect();
         self.settle_doubts(&xids, true);
+        let mut d = self.memory.dispatcher();
+        for entry in tx.log.entries().iter().filter(|e| e.act.is_farewell()) {
+            d.settle(entry, self.now);
+        }
         let names = Names { queue: &|at| names[&at] };
         self.truth.commit(tx.log.entries(), &names, self.now);
     }

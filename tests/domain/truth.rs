@@ -143,7 +143,10 @@ impl Truth {
 
     /// A transaction committed.
     pub fn commit(&mut self, entries: &[Entry], names: &Names<'_>, now: i64) {
-        for entry in entries {
+        for entry in entries.iter().filter(|e| !e.act.is_farewell()) {
+            self.commit_act(entry.act, names, now);
+        }
+        for entry in entries.iter().filter(|e| e.act.is_farewell()) {
             self.commit_act(entry.act, names, now);
         }
         for entry in entries {
@@ -199,6 +202,7 @@ impl Truth {
             Act::Pause { queue, paused } => {
                 self.paused[usize::from((names.queue)(queue))] = paused;
             }
+            Act::Deregister { id, .. } if self.dead.contains(&id) => {}
             Act::Deregister { id, .. } => {
                 // What has a deadline goes on without it.
                 let jobs = &self.jobs;

@@ -154,7 +154,9 @@ impl Dispatcher<'_> {
                 }
             }
             Act::Deregister { runtime, id } => {
-                if self.runtimes.get(runtime).is_some_and(|r| r.db == db && r.id == id) {
+                // One that was declared dead meanwhile gets nothing back by leaving in order.
+                let alive = |r: &Runtime| r.db == db && r.id == id && !r.dead;
+                if self.runtimes.get(runtime).is_some_and(alive) {
                     self.retire_runtime(runtime);
                 }
             }
