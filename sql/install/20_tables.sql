@@ -974,7 +974,7 @@ CREATE TABLE awa.queues (
     paused_at  timestamptz,
     paused_by  text,
     created_at timestamptz NOT NULL,
-    -- totals of segments that were truncated; the live ones are added by reading
+    -- totals; memory counts the ends that "segments" does not say are among them
     completed_total bigint NOT NULL,
     failed_total    bigint NOT NULL,
     cancelled_total bigint NOT NULL
@@ -1001,7 +1001,8 @@ CREATE TABLE awa.segments (
     since      timestamptz NOT NULL,
     disposed   boolean NOT NULL,            -- no undisposed job is left in it
     directory  bytea,                       -- of a sealed one: its chunks and their bodies
-    summary    jsonb                        -- of a disposed one: how its jobs ended
+    summary    jsonb,                       -- of a disposed one: how many jobs, the last end
+    counted    jsonb                        -- the ends that the totals of queues count
 );
 -- Seeds are written by the first server that serves the database, never by this
 -- script: restored rows would collide with them.

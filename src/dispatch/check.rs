@@ -224,7 +224,7 @@ impl Tables {
             segments,
             lanes: lanes::read_all(Snapshot::SelfNow)?,
             deferred: deferred::count(Snapshot::SelfNow)?,
-            totals: queues::read_totals(Snapshot::SelfNow)?,
+            totals: queues::read_totals()?,
         })
     }
 }
@@ -232,7 +232,8 @@ impl Tables {
 impl Tables {
     /// The transactions that wrote what was read.
     fn writers(&self) -> impl Iterator<Item = u32> {
-        self.segments.iter().flat_map(|s| s.writers.iter().copied())
+        let known = self.known.iter().map(|k| k.writer).filter(|xid| *xid > evidence::FROZEN);
+        self.segments.iter().flat_map(|s| s.writers.iter().copied()).chain(known)
     }
 }
 
@@ -278,6 +279,10 @@ fn compare(memory: &Memory, tables: &Tables) -> Result<Vec<Finding>> {
             faults: compare_counts(memory, tables).0,
         },
         Finding {
+            invariant: "totals of queues have what the segments say they count",
+            faults: compare_totals(tables).0,
+        },
+        Finding {
             invariant: "a unique key is held if and only if a job in a masked state exists for it",
             faults: tables.keys.compare(TOLD),
         },
@@ -297,7 +302,7 @@ fn compare_known(tables: &Tables) -> Faults {
             let same = summary.bodies == evidence.bodies
                 && evidence.disposed == evidence.bodies
                 && evidence.open.is_empty()
-                && summary.ends == evidence.ends;
+                && known.counted.ends == evidence.ends;
             if !same {
                 faults.push(|| format!("the summary of segment {number} is not that of its rows"));
             }
@@ -421,7 +426,7 @@ fn compare_releases(memory: &Memory, tables: &Tables) -> Faults {
 fn scan_counts(tables: &Tables, now: i64) -> BTreeMap<String, Counts> {
     let mut counts: BTreeMap<String, Counts> = BTreeMap::new();
     let name = |lane: &i64| tables.lanes.get(lane).map_or("?", |l| &l.queue).to_owned();
-    for segment in &tables.segments {
+    for (segment, known) in tables.segments.iter().zip(&tables.known) {
         for chunk in segment.chunks.values() {
             counts.entry(name(&chunk.lane_id)).or_default().available +=
                 i64::from(chunk.ready().count());
@@ -446,8 +451,8 @@ fn scan_counts(tables: &Tables, now: i64) -> BTreeMap<String, Counts> {
                 entry.retryable += 1;
             }
         }
-        for (lane, ends) in &segment.ends {
-            let entry = counts.entry(name(lane)).or_default();
+        for (lane, ends) in evidence::uncounted(&segment.ends, &known.counted.ends) {
+            let entry = counts.entry(name(&lane)).or_default();
             entry.completed += ends.completed;
             entry.failed += ends.failed;
             entry.cancelled += ends.cancelled;
@@ -458,14 +463,29 @@ fn scan_counts(tables: &Tables, now: i64) -> BTreeMap<String, Counts> {
         entry.scheduled += deferred.scheduled;
         entry.retryable += deferred.retryable;
     }
-    for total in &tables.totals {
-        let entry = counts.entry(total.queue.clone()).or_default();
-        entry.completed += total.completed;
-        entry.failed += total.failed;
-        entry.cancelled += total.cancelled;
-    }
     counts.retain(|_, c| *c != Counts::default());
     counts
+}
+
+/// Totals only grow, and the ends that a segment still shows are among them.
+fn compare_totals(tables: &Tables) -> Faults {
+    let mut faults = Faults(Vec::new());
+    let mut counted: BTreeMap<&str, evidence::Ends> = BTreeMap::new();
+    for (lane, ends) in tables.known.iter().flat_map(|k| &k.counted.ends) {
+        match tables.lanes.get(lane) {
+            Some(lane) => counted.entry(&lane.queue).or_default().add(*ends),
+            None => faults.push(|| format!("ends of lane {lane} are counted, which has no row")),
+        }
+    }
+    let totals: HashMap<&str, evidence::Ends> =
+        tables.totals.iter().map(|t| (t.queue.as_str(), t.ends)).collect();
+    for (queue, counted) in counted {
+        let left = totals.get(queue).copied().unwrap_or_default().minus(counted);
+        if left.completed < 0 || left.failed < 0 || left.cancelled < 0 {
+            faults.push(|| format!("the totals of queue \"{queue}\" lack ends: {left:?}"));
+        }
+    }
+    faults
 }
 
 fn compare_counts(memory: &Memory, tables: &Tables) -> Faults {

@@ -56,12 +56,18 @@ pub fn is_done_since(db: Db, before: u64) -> bool {
     })
 }
 
+/// Keeps replays away until this transaction has ended and told memory; false when one runs.
+/// The lock goes after the callbacks of commit (CommitTransaction, xact.c).
+pub fn try_exclude() -> Result<bool> {
+    Ok(lock::try_hold_key(catalog::relation("boot_epochs")?, 0))
+}
+
 /// Reads the tables into memory. None: another session is at it, and its transaction is
 /// still open.
 pub fn run() -> Result<Option<Replayed>> {
     let db = attach()?;
     // Two that fill memory at a time would fill it twice.
-    if !lock::try_hold_key(catalog::relation("boot_epochs")?, 0) {
+    if !try_exclude()? {
         return Ok(None);
     }
     if !is_due()? {
@@ -81,21 +87,12 @@ pub fn run() -> Result<Option<Replayed>> {
         open: 0,
         faults: Vec::new(),
     };
-    for total in queues::read_totals(Snapshot::SelfNow)? {
-        let counts = Counts {
-            completed: total.completed,
-            failed: total.failed,
-            cancelled: total.cancelled,
-            ..Counts::default()
-        };
-        super::with(|d| d.restore_counts(db, &total.queue, &counts)).map_err(capacity)?;
-    }
     restore_settings(db)?;
     restore_deferred(db, position(floor, 0))?;
     for (segment, known) in segments::read_known()?.into_iter().enumerate() {
         let restored = Segment { db, segment: segment as u8, names: &names };
         if let Some(summary) = known.summary {
-            restored.restore_summary(&summary)?;
+            restored.restore_summary(&summary);
             continue;
         }
         let evidence = evidence::read_with(
@@ -105,7 +102,7 @@ pub fn run() -> Result<Option<Replayed>> {
             position(floor, 0),
             known.directory.as_deref(),
         )?;
-        restored.restore(&evidence)?;
+        restored.restore(&evidence, &known.counted.ends)?;
         replayed.jobs += evidence.bodies - evidence.disposed;
         replayed.open += evidence.open.len() as u64;
         replayed.faults.extend(evidence.faults);
@@ -268,7 +265,7 @@ impl Segment<'_> {
         })
     }
 
-    fn restore(&self, evidence: &Evidence) -> Result<()> {
+    fn restore(&self, evidence: &Evidence, counted: &segments::EndsOfLanes) -> Result<()> {
         let Self { db, segment, .. } = *self;
         for (number, chunk) in &evidence.chunks {
             self.restore_chunk(*number, chunk)?;
@@ -276,7 +273,7 @@ impl Segment<'_> {
         self.restore_pending(evidence)?;
         self.restore_open(evidence)?;
         self.restore_released(evidence)?;
-        self.restore_ends(&evidence.ends)?;
+        self.restore_ends(&evidence::uncounted(&evidence.ends, counted))?;
         super::with(|d| {
             let entry = &mut d.base(db).segments[usize::from(segment)];
             entry.bodies += evidence.bodies;
@@ -285,18 +282,16 @@ impl Segment<'_> {
         Ok(())
     }
 
-    /// A segment without an undisposed job.
-    fn restore_summary(&self, summary: &segments::Summary) -> Result<()> {
-        self.restore_ends(&summary.ends)?;
+    /// A segment without an undisposed job, whose ends are counted.
+    fn restore_summary(&self, summary: &segments::Summary) {
         super::with(|d| {
             let entry = &mut d.base(self.db).segments[usize::from(self.segment)];
             entry.bodies += summary.bodies;
             entry.last_end = entry.last_end.max(summary.last_end);
         });
-        Ok(())
     }
 
-    fn restore_ends(&self, ends: &HashMap<i64, evidence::Ends>) -> Result<()> {
+    fn restore_ends(&self, ends: &[(i64, evidence::Ends)]) -> Result<()> {
         for (lane_id, ends) in ends {
             let counts = Counts {
                 completed: ends.completed,

@@ -62,6 +62,10 @@ pub struct Segment {
     pub listed: bool,
     /// Its row says that no undisposed job is left.
     pub disposed: bool,
+    /// How often ends of its jobs went from memory to the totals of queues.
+    pub counted: u32,
+    /// What `changes` was before the last time.
+    pub counted_at: u64,
 }
 
 #[repr(C)]
@@ -75,6 +79,8 @@ pub struct Database {
     /// The generation with which the slot got this database: older acts are another's.
     pub attached: u64,
     pub changes: u64,
+    /// Grows when ends go from memory to the totals of queues.
+    pub counts: u64,
     /// Chunk numbers that may still be handed out: next..end, in blocks from a sequence.
     pub next_chunk: i64,
     pub end_chunk: i64,
@@ -101,6 +107,8 @@ pub struct Database {
     pub replay_due: bool,
     /// Doubtful acts that a callback could not settle may be settled now.
     pub doubts_due: bool,
+    /// Somebody found no room for a queue: the worker is to count ends.
+    pub count_due: bool,
     /// Producers between their grant and their last row.
     pub writers: u32,
     /// Those of them that a rebuild found, and the generation in which they began: their
@@ -145,7 +153,8 @@ impl Default for QueueSettings {
     }
 }
 
-/// Exact numbers of jobs by state; the last three are totals.
+/// Exact numbers of jobs by state; the last three are those ends that the totals in the
+/// queue's row do not count yet.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Counts {
@@ -166,7 +175,7 @@ pub struct Queue {
     name: [u8; MAX_BYTES],
     pub settings: QueueSettings,
     pub paused: bool,
-    /// Settings and totals were read from the tables.
+    /// Settings were read from the table.
     pub loaded: bool,
     /// It has a row in `queues`.
     pub stored: bool,

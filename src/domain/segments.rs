@@ -46,12 +46,13 @@ pub fn next_current(
 }
 
 /// Whether memory thinks that nothing in the segment has to be kept: all its jobs are
-/// disposed, and completed ones for longer than their retention.
+/// disposed and counted, and completed ones for longer than their retention.
 ///
 /// * `retention` - microseconds; None: for ever
 pub fn looks_finished(segment: &Segment, now: i64, retention: Option<i64>) -> bool {
     let Some(retention) = retention else { return false };
     segment.state == SegmentState::Sealed
+        && segment.disposed
         && segment.live == 0
         && segment.in_flight == 0
         && now.saturating_sub(segment.last_end.max(segment.since)) >= retention

@@ -57,16 +57,18 @@ pub enum Act {
         count: i32,
         due: i64,
     },
-    /// So many jobs were cancelled outside the segments, whose totals have the queue's row.
-    Cancel {
+    /// The queue's row counts these ends now: memory no longer has to.
+    Count {
         queue: u32,
-        count: i32,
+        completed: i64,
+        failed: i64,
+        cancelled: i64,
     },
     Pause {
         queue: u32,
         paused: bool,
     },
-    /// Settings or totals of the queue changed in the table: read them again.
+    /// Settings of the queue changed in the table: read them again.
     Configure {
         queue: u32,
     },
@@ -93,6 +95,13 @@ pub enum Act {
         segment: u8,
         generation: i64,
         disposed: bool,
+    },
+    /// The totals of queues count ends of the segment: the `Count` acts beside this one.
+    Counted {
+        segment: u8,
+        times: u32,
+        generation: i64,
+        changes: u64,
     },
     /// Somebody else wrote to a leaf.
     Foreign,

@@ -56,6 +56,7 @@ pub static STEPS: &[Step] = &[
     Step { name: "rescue_owner", activity: "awa: rescue orphans", run: rescue::rescue_orphans },
     Step { name: "rescue_deadline", activity: "awa: rescue expired", run: rescue::rescue_expired },
     Step { name: "rotate", activity: "awa: rotate segments", run: turnover::rotate },
+    Step { name: "count", activity: "awa: count ends", run: turnover::count },
     Step { name: "list", activity: "awa: list sealed segments", run: turnover::list },
     Step { name: "truncate", activity: "awa: truncate segments", run: turnover::truncate },
     #[cfg(feature = "debug_points")]

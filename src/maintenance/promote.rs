@@ -1,7 +1,7 @@
 //! Jobs whose time has come: from `deferred_jobs`, and from timers.
 
 use core::time::Duration;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use super::{Context, StepReport};
 use crate::dispatch;
@@ -14,6 +14,7 @@ use crate::pg::{guc, xact};
 use crate::store::body::Body;
 use crate::store::deferred::{self, Deferred, Kind};
 use crate::store::done::{self, Done};
+use crate::store::evidence::Ends;
 use crate::store::{history, queues};
 
 const RELEASES: usize = 4096;
@@ -36,12 +37,14 @@ struct PromotedKeys {
     switcher: Switcher,
     lost: Vec<(bool, Done)>,
     undecided: Vec<Deferred>,
+    /// Queues whose totals cannot be written now, once asked.
+    held: Option<HashSet<String>>,
 }
 
 impl PromotedKeys {
     fn new(now: i64) -> Self {
         let switcher = Switcher::new(Patience::Skip);
-        Self { now, switcher, lost: Vec::new(), undecided: Vec::new() }
+        Self { now, switcher, lost: Vec::new(), undecided: Vec::new(), held: None }
     }
 
     /// The job back, if it may go on.
@@ -52,7 +55,7 @@ impl PromotedKeys {
         };
         match self.switcher.switch(job.job_id, &job.body, from, State::Available)? {
             Switched::Done => return Ok(Some(job)),
-            Switched::Lost(holder) => {
+            Switched::Lost(holder) if !self.is_held(&job.queue)? => {
                 // It did not hold its key, so this cannot free it, only take or not take it.
                 let mut body = job.body;
                 if self.switcher.end(job.job_id, &mut body, from, State::Cancelled)? {
@@ -60,11 +63,20 @@ impl PromotedKeys {
                     return Ok(None);
                 }
             }
-            Switched::Busy => {}
+            Switched::Lost(_) | Switched::Busy => {}
         }
         job.run_at = self.now + AGAIN;
         self.undecided.push(job);
         Ok(None)
+    }
+
+    /// Whether the row with the totals of the queue is somebody else's for now.
+    fn is_held(&mut self, queue: &str) -> Result<bool> {
+        let held = match self.held.take() {
+            Some(held) => held,
+            None => queues::read_held()?,
+        };
+        Ok(self.held.insert(held).contains(queue))
     }
 
     fn cancel(&mut self, job: Deferred, mut body: Body, reason: &str) {
@@ -92,25 +104,23 @@ impl PromotedKeys {
         if self.lost.is_empty() {
             return Ok(());
         }
-        let mut queues: BTreeMap<(String, bool), i32> = BTreeMap::new();
+        let mut taken: BTreeMap<(String, bool), i32> = BTreeMap::new();
+        let mut ends: BTreeMap<String, Ends> = BTreeMap::new();
         let mut rows = Vec::with_capacity(self.lost.len());
         for (retryable, done) in self.lost {
-            *queues.entry((done.queue.clone(), retryable)).or_default() += 1;
+            *taken.entry((done.queue.clone(), retryable)).or_default() += 1;
+            ends.entry(done.queue.clone()).or_default().cancelled += 1;
             rows.push(done);
         }
         done::write(&rows)?;
-        for ((queue, _), count) in &queues {
-            queues::add_totals(queue, 0, 0, i64::from(*count))?;
-        }
-        dispatch::reserve_log(2 * queues.len())?;
+        queues::add_totals(&ends)?;
+        dispatch::reserve_log(taken.len())?;
         let subxact = xact::current_subxact();
         dispatch::with(|d| {
-            for ((queue, retryable), count) in &queues {
+            for ((queue, retryable), count) in &taken {
                 let queue = d.ensure_queue(db, queue)?;
-                let (retryable, count) = (*retryable, *count);
-                let taken = Act::Defer { queue, retryable, count: -count, due: i64::MAX };
-                dispatch::log_act(d, db, subxact, taken);
-                dispatch::log_act(d, db, subxact, Act::Cancel { queue, count });
+                let act = Act::Defer { queue, retryable: *retryable, count: -count, due: i64::MAX };
+                dispatch::log_act(d, db, subxact, act);
             }
             Ok(())
         })

@@ -9,13 +9,13 @@ use crate::domain::entities::{Db, SEGMENTS, Segment, SegmentState, YOUNG_SEGMENT
 use crate::domain::segments::{self as policy, Limits};
 use crate::domain::undo::Act;
 use crate::domain::unique::State;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pg::catalog::{self, Leaf};
 use crate::pg::debug_point::debug_point;
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::{guc, heap, lock, spi, xact};
-use crate::store::evidence::{self, Detail, Evidence, Sight};
+use crate::store::evidence::{self, Detail, Ends, Evidence, Sight};
 use crate::store::segments::Summary;
 use crate::store::unique::{self, Keys};
 use crate::store::{lanes, queues, segments};
@@ -88,7 +88,7 @@ pub fn list(_context: &Context) -> Result<StepReport> {
         return Ok(StepReport { did: 0, next: pause });
     }
     let same = states(db)[usize::from(segment)].changes == seen.changes;
-    let finished = is_finished(&evidence) && same;
+    let finished = is_finished(&evidence) && same && count_ends(db, (segment, &seen), &evidence)?;
     if seen.listed && !finished {
         return Ok(StepReport { did: 0, next: pause });
     }
@@ -97,9 +97,8 @@ pub fn list(_context: &Context) -> Result<StepReport> {
         segments::write_directory(segment, evidence.directory())?;
     }
     if finished {
-        let summary =
-            Summary { bodies: evidence.bodies, last_end: evidence.last_end, ends: evidence.ends };
-        segments::mark_disposed(segment, &summary)?;
+        let summary = Summary { bodies: evidence.bodies, last_end: evidence.last_end };
+        segments::mark_disposed(segment, summary)?;
     }
     let subxact = xact::current_subxact();
     dispatch::with(|d| {
@@ -107,6 +106,73 @@ pub fn list(_context: &Context) -> Result<StepReport> {
         dispatch::log_act(d, db, subxact, Act::List { segment, generation, disposed: finished });
     });
     Ok(StepReport { did: 1, next: Some(Duration::ZERO) })
+}
+
+/// Makes room in memory, when it is short, for more queues: one stays there until the ends of
+/// its jobs are among its totals. One segment a run.
+pub fn count(_context: &Context) -> Result<StepReport> {
+    let db = dispatch::attach()?;
+    let pause = StepReport { did: 0, next: Some(LOOK) };
+    if !dispatch::is_open(db) {
+        return Ok(pause);
+    }
+    let uncounted = dispatch::with(|d| {
+        let asked = core::mem::replace(&mut d.base(db).count_due, false);
+        let crowded = asked || d.queues.used() > d.queues.capacity() / 2;
+        if crowded { d.segment_to_count(db) } else { None }
+    });
+    let Some((segment, seen)) = uncounted else { return Ok(pause) };
+    let evidence = evidence::read(segment, Sight::Everything, Detail::None, i64::MAX)?;
+    if !evidence.faults.is_empty() || !count_ends(db, (segment, &seen), &evidence)? {
+        return Ok(pause);
+    }
+    Ok(StepReport { did: 1, next: pause.next })
+}
+
+/// Ends of a segment go from memory to the totals of their queues. False, and nothing done,
+/// when they cannot now: a replay runs, which would see either the totals or what memory is
+/// to forget but not both, or somebody holds the row of a queue.
+fn count_ends(db: Db, (segment, seen): (u8, &Segment), evidence: &Evidence) -> Result<bool> {
+    if !dispatch::replay::try_exclude()? {
+        return Ok(false);
+    }
+    let known = segments::read_known()?;
+    let Some(known) = known.get(usize::from(segment)) else { return Ok(false) };
+    let counted = known.counted.next(&evidence.ends);
+    if counted.last.is_empty() {
+        return Ok(true);
+    }
+    let names = lanes::read_all(Snapshot::SelfNow)?;
+    let mut ends: BTreeMap<String, Ends> = BTreeMap::new();
+    for (lane, ends_of_lane) in &counted.last {
+        let lane = names.get(lane).ok_or_else(|| {
+            Error::internal(format!("lane {lane} of segment {segment} has no row"))
+        })?;
+        ends.entry(lane.queue.clone()).or_default().add(*ends_of_lane);
+    }
+    let held = queues::read_held()?;
+    if ends.keys().any(|name| held.contains(name)) {
+        return Ok(false);
+    }
+    queues::add_totals(&ends)?;
+    segments::write_counted(segment, &counted)?;
+    debug_point!("ends_counted");
+    dispatch::reserve_log(ends.len() + 1)?;
+    let subxact = xact::current_subxact();
+    for (name, ends) in &ends {
+        // What memory does not know it does not count.
+        dispatch::with(|d| {
+            if let Some(queue) = d.queue(db, name) {
+                let Ends { completed, failed, cancelled } = *ends;
+                let act = Act::Count { queue, completed, failed, cancelled };
+                dispatch::log_act(d, db, subxact, act);
+            }
+        });
+    }
+    let Segment { generation, changes, .. } = *seen;
+    let act = Act::Counted { segment, times: counted.times, generation, changes };
+    dispatch::with(|d| dispatch::log_act(d, db, subxact, act));
+    Ok(true)
 }
 
 /// Truncates a sealed segment of which nothing is left to keep.
@@ -140,7 +206,9 @@ fn try_truncate(db: Db, segment: u8, seen: &Segment) -> Result<bool> {
         return Ok(false);
     }
     let evidence = evidence::read(segment, Sight::Everything, Detail::None, i64::MAX)?;
-    if !is_finished(&evidence) {
+    let known = segments::read_known()?;
+    let counted = known.get(usize::from(segment)).is_some_and(|k| k.counted.ends == evidence.ends);
+    if !is_finished(&evidence) || !counted {
         return Ok(false);
     }
     // TRUNCATE would queue behind a vacuum of the TOAST table while it holds the leaf.
@@ -164,7 +232,6 @@ fn try_truncate(db: Db, segment: u8, seen: &Segment) -> Result<bool> {
         give_back(&locked);
         return Ok(false);
     }
-    keep_totals(&evidence)?;
     free_keys(segment, &evidence)?;
     dispatch::reserve_log(1)?;
     segments::mark_free(segment)?;
@@ -205,24 +272,4 @@ fn free_keys(segment: u8, evidence: &Evidence) -> Result<()> {
             keys.free(&job.key, job.job_id);
         }
     })
-}
-
-/// Adds the ends in the segment to the totals of their queues.
-fn keep_totals(evidence: &Evidence) -> Result<()> {
-    if evidence.ends.is_empty() {
-        return Ok(());
-    }
-    let names = lanes::read_all(Snapshot::SelfNow)?;
-    let mut totals: BTreeMap<&str, (i64, i64, i64)> = BTreeMap::new();
-    for (lane, ends) in &evidence.ends {
-        let Some(lane) = names.get(lane) else { continue };
-        let total = totals.entry(&lane.queue).or_default();
-        total.0 += ends.completed;
-        total.1 += ends.failed;
-        total.2 += ends.cancelled;
-    }
-    for (queue, (completed, failed, cancelled)) in totals {
-        queues::add_totals(queue, completed, failed, cancelled)?;
-    }
-    Ok(())
 }

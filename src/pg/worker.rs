@@ -161,7 +161,8 @@ fn pin_settings() {
         (c"default_transaction_isolation", c"read committed"),
         (c"synchronous_commit", c"local"),
         (c"statement_timeout", c"0"),
-        (c"lock_timeout", c"0"),
+        // A row or table that somebody holds for long holds up one step, not the worker.
+        (c"lock_timeout", c"2s"),
         (c"idle_in_transaction_session_timeout", c"0"),
         (c"idle_session_timeout", c"0"),
         (c"default_tablespace", c""),

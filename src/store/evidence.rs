@@ -148,6 +148,30 @@ pub struct Ends {
     pub cancelled: i64,
 }
 
+impl Ends {
+    pub fn add(&mut self, other: Self) {
+        self.completed += other.completed;
+        self.failed += other.failed;
+        self.cancelled += other.cancelled;
+    }
+
+    pub fn minus(self, other: Self) -> Self {
+        Self {
+            completed: self.completed - other.completed,
+            failed: self.failed - other.failed,
+            cancelled: self.cancelled - other.cancelled,
+        }
+    }
+}
+
+/// Those of `ends` that `counted` does not have, without the lanes that have none.
+pub fn uncounted(ends: &HashMap<i64, Ends>, counted: &HashMap<i64, Ends>) -> Vec<(i64, Ends)> {
+    ends.iter()
+        .map(|(lane, ends)| (*lane, ends.minus(counted.get(lane).copied().unwrap_or_default())))
+        .filter(|(_, ends)| *ends != Ends::default())
+        .collect()
+}
+
 #[derive(Default)]
 pub struct Evidence {
     pub chunks: BTreeMap<i64, ChunkEvidence>,
@@ -234,7 +258,7 @@ fn standing(row: &Row, sight: Sight, evidence: &mut Evidence) -> Option<Option<u
 }
 
 /// What `Row::xmin` says of a frozen row.
-const FROZEN: u32 = 2;
+pub const FROZEN: u32 = 2;
 
 fn snapshot(sight: Sight) -> Snapshot {
     match sight {

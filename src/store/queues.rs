@@ -1,6 +1,6 @@
 //! Queues: settings, pauses, totals.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde_json::Value;
 
@@ -11,7 +11,8 @@ use crate::error::{Error, Result, SqlState};
 use crate::pg::heap::{Fate, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
-use crate::pg::{catalog, spi, xact};
+use crate::pg::{catalog, latch, spi, xact};
+use crate::store::evidence::Ends;
 use crate::{dispatch, store::settings};
 
 pub struct QueueRow {
@@ -36,14 +37,26 @@ pub fn read(name: &str) -> Result<Option<QueueRow>> {
     Ok(found)
 }
 
+/// How long a queue waits for room in memory, if the worker can make some, milliseconds.
+const ROOM: u32 = 2000;
+
 /// Makes sure that memory has the settings of a queue, and returns its index.
 pub fn ensure_loaded(name: &str) -> Result<(Db, u32)> {
     let db = dispatch::attach()?;
+    let mut waited = 0;
     loop {
         let seen = dispatch::with(|d| {
             d.ensure_queue(db, name).map(|at| (at, d.queues[at].loaded, d.queues[at].version))
         });
-        let (at, loaded, version) = seen.map_err(dispatch::capacity)?;
+        let (at, loaded, version) = match seen {
+            Ok(seen) => seen,
+            Err(_) if waited < ROOM && dispatch::with(|d| d.ask_for_room(db)) => {
+                latch::wait(10);
+                waited += 10;
+                continue;
+            }
+            Err(full) => return Err(dispatch::capacity(full)),
+        };
         if loaded {
             return Ok((db, at));
         }
@@ -134,26 +147,41 @@ fn is_used(db: Db, name: &str) -> bool {
 const ADD_TOTALS: &str = "
 INSERT INTO awa.queues AS q (queue, settings, created_at,
                              completed_total, failed_total, cancelled_total)
-VALUES ($1, '{}', pg_catalog.clock_timestamp(), $2, $3, $4)
+SELECT n.queue, '{}', pg_catalog.clock_timestamp(), n.completed, n.failed, n.cancelled
+FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3),
+                pg_catalog.unnest($4)) AS n (queue, completed, failed, cancelled)
 ON CONFLICT (queue) DO UPDATE SET
     completed_total = q.completed_total OPERATOR(pg_catalog.+) EXCLUDED.completed_total,
     failed_total = q.failed_total OPERATOR(pg_catalog.+) EXCLUDED.failed_total,
     cancelled_total = q.cancelled_total OPERATOR(pg_catalog.+) EXCLUDED.cancelled_total";
 
-/// Adds the ends of a segment that is about to be truncated to the totals of a queue.
-pub fn add_totals(name: &str, completed: i64, failed: i64, cancelled: i64) -> Result<()> {
+/// Adds ends to the totals of queues.
+pub fn add_totals(ends: &BTreeMap<String, Ends>) -> Result<()> {
     use spi::Arg;
+    let names: Vec<&str> = ends.keys().map(String::as_str).collect();
+    let column = |of: fn(&Ends) -> i64| ends.values().map(of).collect::<Vec<i64>>();
     spi::as_owner(|spi| {
-        let args = [Arg::of(name), Arg::of(completed), Arg::of(failed), Arg::of(cancelled)];
+        let args = [
+            Arg::text_array(&names),
+            Arg::bigint_array(&column(|e| e.completed)),
+            Arg::bigint_array(&column(|e| e.failed)),
+            Arg::bigint_array(&column(|e| e.cancelled)),
+        ];
         spi.execute(ADD_TOTALS, &args).map(|_| ())
     })
 }
 
+/// Queues whose rows an open transaction of somebody else writes: who writes them too would
+/// have to wait.
+pub fn read_held() -> Result<HashSet<String>> {
+    let others = read_pending()?.into_iter().filter(|(xid, _)| !xact::is_current(*xid));
+    Ok(others.map(|(_, queue)| queue).collect())
+}
+
 pub struct Totals {
     pub queue: String,
-    pub completed: i64,
-    pub failed: i64,
-    pub cancelled: i64,
+    pub paused: bool,
+    pub ends: Ends,
 }
 
 /// Queues whose rows an open transaction writes, with its xid.
@@ -173,16 +201,19 @@ pub fn read_pending() -> Result<BTreeSet<(u32, String)>> {
     Ok(pending)
 }
 
-/// Totals of truncated segments, of every queue that has a row.
-pub fn read_totals(snapshot: Snapshot) -> Result<Vec<Totals>> {
+/// What the rows of queues say, of every queue that has one.
+pub fn read_totals() -> Result<Vec<Totals>> {
     let mut totals = Vec::new();
     let table = Table::open(catalog::relation("queues")?, LockMode::AccessShare);
-    table.scan(snapshot, |row| {
+    table.scan(Snapshot::Latest, |row| {
         totals.push(Totals {
             queue: row.text(1).unwrap_or_default(),
-            completed: row.i64(6).unwrap_or(0),
-            failed: row.i64(7).unwrap_or(0),
-            cancelled: row.i64(8).unwrap_or(0),
+            paused: row.micros(3).is_some(),
+            ends: Ends {
+                completed: row.i64(6).unwrap_or(0),
+                failed: row.i64(7).unwrap_or(0),
+                cancelled: row.i64(8).unwrap_or(0),
+            },
         });
         Ok(true)
     })?;

@@ -13,7 +13,7 @@ use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::spi::Arg;
 use crate::pg::{catalog, spi};
-use crate::store::evidence::Ends;
+use crate::store::evidence::{self, Ends};
 
 fn parse(state: &str) -> Result<SegmentState> {
     match state {
@@ -30,7 +30,8 @@ pub fn read_states() -> Result<([Segment; SEGMENTS], u8)> {
     let mut segments = [Segment::default(); SEGMENTS];
     let (mut current, mut any) = (0, false);
     let table = Table::open(catalog::relation("segments")?, LockMode::AccessShare);
-    table.scan(Snapshot::SelfNow, |row| {
+    // Not SelfNow: a row that moves while we look could be passed by.
+    table.scan(Snapshot::Latest, |row| {
         let number = row.i16(1).unwrap_or(-1);
         let Some(segment) = usize::try_from(number).ok().and_then(|n| segments.get_mut(n)) else {
             return Err(Error::internal(format!("segment number {number} is out of range")));
@@ -41,6 +42,8 @@ pub fn read_states() -> Result<([Segment; SEGMENTS], u8)> {
         segment.since = row.micros(4).unwrap_or(0);
         segment.disposed = row.bool(5).unwrap_or(false);
         segment.listed = !row.is_null(6);
+        let counted = row.json(8).and_then(|value| Counted::from_json(&value));
+        segment.counted = counted.map_or(0, |counted| counted.times);
         if segment.state == SegmentState::Current {
             current = number as u8;
         }
@@ -53,66 +56,116 @@ pub fn read_states() -> Result<([Segment; SEGMENTS], u8)> {
     Ok((segments, current))
 }
 
-/// How the jobs of a disposed segment ended.
-#[derive(Clone, Debug, Default)]
+/// What is left to know of a disposed segment.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Summary {
     pub bodies: u64,
     pub last_end: i64,
-    pub ends: HashMap<i64, Ends>,
 }
 
 impl Summary {
-    fn to_json(&self) -> Value {
-        let ends: Vec<Value> = self
-            .ends
-            .iter()
-            .map(|(lane, e)| json!([lane, e.completed, e.failed, e.cancelled]))
-            .collect();
-        json!({ "bodies": self.bodies, "last_end": self.last_end, "ends": ends })
+    fn to_json(self) -> Value {
+        json!({ "bodies": self.bodies, "last_end": self.last_end })
     }
 
     fn from_json(value: &Value) -> Option<Self> {
-        let mut ends = HashMap::new();
-        for row in value.get("ends")?.as_array()? {
-            let [lane, completed, failed, cancelled] = row.as_array()?.as_slice() else {
-                return None;
-            };
-            let ends_of_lane = Ends {
-                completed: completed.as_i64()?,
-                failed: failed.as_i64()?,
-                cancelled: cancelled.as_i64()?,
-            };
-            ends.insert(lane.as_i64()?, ends_of_lane);
-        }
         Some(Self {
             bodies: value.get("bodies")?.as_u64()?,
             last_end: value.get("last_end")?.as_i64()?,
-            ends,
         })
     }
 }
 
-/// What the row of a sealed segment saves a start from reading.
-#[derive(Default)]
-pub struct Known {
-    /// Its chunks and their bodies.
-    pub directory: Option<Vec<Listed>>,
-    /// Nothing in it is left to restore but this.
-    pub summary: Option<Summary>,
+/// Ends by lane.
+pub type EndsOfLanes = HashMap<i64, Ends>;
+
+fn ends_to_json(ends: &EndsOfLanes) -> Value {
+    ends.iter().map(|(lane, e)| json!([lane, e.completed, e.failed, e.cancelled])).collect()
 }
 
-/// Reads it, for each segment. What cannot be read is not known: the leaves tell all.
+fn ends_from_json(value: &Value) -> Option<EndsOfLanes> {
+    let mut ends = HashMap::new();
+    for row in value.as_array()? {
+        let [lane, completed, failed, cancelled] = row.as_array()?.as_slice() else {
+            return None;
+        };
+        let ends_of_lane = Ends {
+            completed: completed.as_i64()?,
+            failed: failed.as_i64()?,
+            cancelled: cancelled.as_i64()?,
+        };
+        ends.insert(lane.as_i64()?, ends_of_lane);
+    }
+    Some(ends)
+}
+
+/// The ends of a segment that the totals of queues count.
+#[derive(Clone, Debug, Default)]
+pub struct Counted {
+    /// How often some were added.
+    pub times: u32,
+    pub ends: EndsOfLanes,
+    /// Those of them that were added last.
+    pub last: EndsOfLanes,
+}
+
+impl Counted {
+    /// After some more were counted, so that `ends` are.
+    pub fn next(&self, ends: &EndsOfLanes) -> Self {
+        Self {
+            times: self.times + 1,
+            last: evidence::uncounted(ends, &self.ends).into_iter().collect(),
+            ends: ends.clone(),
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        let (ends, last) = (ends_to_json(&self.ends), ends_to_json(&self.last));
+        json!({ "times": self.times, "ends": ends, "last": last })
+    }
+
+    fn from_json(value: &Value) -> Option<Self> {
+        Some(Self {
+            times: u32::try_from(value.get("times")?.as_u64()?).ok()?,
+            ends: ends_from_json(value.get("ends")?)?,
+            last: ends_from_json(value.get("last")?)?,
+        })
+    }
+}
+
+/// What the row of a segment saves a start from reading.
+#[derive(Default)]
+pub struct Known {
+    pub generation: i64,
+    /// Of a sealed one: its chunks and their bodies.
+    pub directory: Option<Vec<Listed>>,
+    /// Of a disposed one: nothing in it is left to restore but this.
+    pub summary: Option<Summary>,
+    pub counted: Counted,
+    /// Who wrote the row.
+    pub writer: u32,
+}
+
+/// Reads it, for each segment. What cannot be read is not known: the leaves tell all but
+/// what was counted.
 pub fn read_known() -> Result<[Known; SEGMENTS]> {
     let mut known: [Known; SEGMENTS] = Default::default();
     let table = Table::open(catalog::relation("segments")?, LockMode::AccessShare);
-    table.scan(Snapshot::SelfNow, |row| {
+    table.scan(Snapshot::Latest, |row| {
         let number = usize::try_from(row.i16(1).unwrap_or(-1)).ok();
-        let sealed = row.text(3).as_deref() == Some("sealed");
-        if let Some(entry) = number.and_then(|n| known.get_mut(n)).filter(|_| sealed) {
+        let Some(entry) = number.and_then(|n| known.get_mut(n)) else { return Ok(true) };
+        entry.generation = row.i64(2).unwrap_or(0);
+        entry.writer = row.xmin();
+        if row.text(3).as_deref() == Some("sealed") {
             entry.directory = row.bytea(6).and_then(|bytes| directory::decode(&bytes));
             if row.bool(5) == Some(true) {
                 entry.summary = row.json(7).and_then(|value| Summary::from_json(&value));
             }
+        }
+        if let Some(counted) = row.json(8) {
+            entry.counted = Counted::from_json(&counted).ok_or_else(|| {
+                Error::internal("the counted ends of a segment are not what was written")
+            })?;
         }
         Ok(true)
     })?;
@@ -143,7 +196,8 @@ const SEAL: &str = "
 UPDATE awa.segments SET state = 'sealed', since = pg_catalog.clock_timestamp()
 WHERE state OPERATOR(pg_catalog.=) 'current'";
 const OPEN: &str = "
-UPDATE awa.segments SET state = 'current', since = pg_catalog.clock_timestamp(), disposed = false, directory = NULL, summary = NULL
+UPDATE awa.segments SET state = 'current', since = pg_catalog.clock_timestamp(),
+    disposed = false, directory = NULL, summary = NULL, counted = NULL
 WHERE segment OPERATOR(pg_catalog.=) $1";
 
 /// Seals the current segment and makes another one current.
@@ -157,7 +211,8 @@ pub fn rotate(next: u8) -> Result<()> {
 const FREE: &str = "
 UPDATE awa.segments
 SET state = 'free', generation = generation OPERATOR(pg_catalog.+) 1,
-    since = pg_catalog.clock_timestamp(), disposed = false, directory = NULL, summary = NULL
+    since = pg_catalog.clock_timestamp(), disposed = false, directory = NULL, summary = NULL,
+    counted = NULL
 WHERE segment OPERATOR(pg_catalog.=) $1";
 
 /// Notes that a segment was truncated.
@@ -170,9 +225,19 @@ UPDATE awa.segments SET disposed = true, summary = $2
 WHERE segment OPERATOR(pg_catalog.=) $1 AND state OPERATOR(pg_catalog.=) 'sealed'";
 
 /// Notes that a sealed segment has no undisposed job, so that a start need not read it.
-pub fn mark_disposed(segment: u8, summary: &Summary) -> Result<()> {
+/// All its ends were counted before.
+pub fn mark_disposed(segment: u8, summary: Summary) -> Result<()> {
     let args = [Arg::of(i16::from(segment)), Arg::jsonb(Some(summary.to_json().to_datum()))];
     spi::as_owner(|spi| spi.execute(DISPOSED, &args).map(|_| ()))
+}
+
+const COUNTED: &str = "
+UPDATE awa.segments SET counted = $2 WHERE segment OPERATOR(pg_catalog.=) $1";
+
+/// Notes which ends the totals of queues count.
+pub fn write_counted(segment: u8, counted: &Counted) -> Result<()> {
+    let args = [Arg::of(i16::from(segment)), Arg::jsonb(Some(counted.to_json().to_datum()))];
+    spi::as_owner(|spi| spi.execute(COUNTED, &args).map(|_| ()))
 }
 
 const LIST: &str = "

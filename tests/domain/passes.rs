@@ -80,7 +80,7 @@ impl World {
         self.truth.pins[usize::from(number)] += 1;
     }
 
-    /// Totals go to the tables now and then, so that queues become idle.
+    /// Ends are counted in the tables now and then, so that queues become idle.
     pub fn evict(&mut self) {
         let number = self.dice.below(QUEUES);
         let totals = &mut self.truth.totals[number];
@@ -91,9 +91,10 @@ impl World {
             let counts = &mut d.queues[queue].counts;
             counts.scheduled -= gone.scheduled;
             counts.retryable -= gone.retryable;
-            counts.completed = 0;
-            counts.failed = 0;
-            counts.cancelled = 0;
+            let Counts { completed, failed, cancelled, .. } = gone;
+            let mut log = UndoLog::default();
+            d.note(DB, 1, Act::Count { queue, completed, failed, cancelled }, &mut log);
+            log.entries().iter().for_each(|entry| d.settle(entry, self.now));
         }
     }
 }

@@ -192,8 +192,8 @@ impl Dispatcher<'_> {
         self.queues.insert(Queue::new(db, name, QueueSettings::default())).ok_or(Full::Lanes)
     }
 
-    /// Frees the queues that nothing in memory refers to and whose totals are zero:
-    /// the tables say all about them.
+    /// Frees the queues that nothing in memory refers to and that have no job, nor an end
+    /// since the last disposed segment: the tables say all about them.
     fn evict_queues(&mut self, db: Db) {
         let mut from = 0;
         while let Some(at) = self.queues.next_used(from) {

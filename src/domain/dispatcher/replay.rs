@@ -93,6 +93,7 @@ impl Dispatcher<'_> {
         database.stragglers = core::mem::take(&mut database.writers);
         database.generation += 1;
         database.changes += 1;
+        database.counts += 1;
         database.next_chunk = block.0;
         database.end_chunk = block.0 + block.1;
         database.floor = block.0;
@@ -321,7 +322,7 @@ impl Dispatcher<'_> {
         Ok(())
     }
 
-    /// Totals and deferred jobs of a queue, as the tables count them.
+    /// Deferred jobs of a queue, and ends that its totals do not count yet.
     pub fn restore_counts(&mut self, db: Db, queue: &str, add: &Counts) -> Result<(), Full> {
         let at = self.ensure_queue(db, queue)?;
         let counts = &mut self.queues[at].counts;

@@ -168,7 +168,7 @@ impl Dispatcher<'_> {
     /// When the worker has something to do at the latest; MAX: never.
     pub fn next_due(&mut self, db: Db) -> i64 {
         let database = self.base(db);
-        if database.orphans || database.replay_due || database.doubts_due {
+        if database.orphans || database.replay_due || database.doubts_due || database.count_due {
             return i64::MIN;
         }
         [

@@ -17,7 +17,7 @@ impl Dispatcher<'_> {
     fn pinned(&self, db: Db, act: Act) -> Option<u32> {
         match act {
             Act::Defer { queue, .. }
-            | Act::Cancel { queue, .. }
+            | Act::Count { queue, .. }
             | Act::Pause { queue, .. }
             | Act::Configure { queue } => {
                 Some(queue).filter(|q| self.queues.get(*q).is_some_and(|q| q.db == db))
@@ -133,9 +133,13 @@ impl Dispatcher<'_> {
                     self.wake_worker_for(db, due);
                 }
             }
-            Act::Cancel { queue, count } => {
+            Act::Count { queue, completed, failed, cancelled } => {
                 if self.queues.get(queue).is_some_and(|q| q.db == db) {
-                    self.queues[queue].counts.cancelled += i64::from(count);
+                    let counts = &mut self.queues[queue].counts;
+                    counts.completed -= completed;
+                    counts.failed -= failed;
+                    counts.cancelled -= cancelled;
+                    self.base(db).changes += 1;
                 }
             }
             Act::Pause { queue, paused } => {
@@ -166,7 +170,16 @@ impl Dispatcher<'_> {
                 if entry.generation == generation && entry.state == SegmentState::Sealed {
                     entry.listed = true;
                     entry.disposed |= disposed;
+                    self.base(db).changes += 1;
                 }
+            }
+            Act::Counted { segment, times, generation, changes } => {
+                let entry = &mut self.base(db).segments[usize::from(segment)];
+                if entry.generation == generation {
+                    entry.counted = times;
+                    entry.counted_at = changes;
+                }
+                self.base(db).counts += 1;
             }
             Act::Truncate { segment, generation } => {
                 let entry = &mut self.base(db).segments[usize::from(segment)];
@@ -244,11 +257,12 @@ impl Dispatcher<'_> {
             }
             Act::Lane { .. }
             | Act::Defer { .. }
-            | Act::Cancel { .. }
+            | Act::Count { .. }
             | Act::Pause { .. }
             | Act::Configure { .. }
             | Act::Deregister { .. }
             | Act::Rotate { .. }
+            | Act::Counted { .. }
             | Act::Truncate { .. }
             | Act::List { .. }
             | Act::Foreign
@@ -369,6 +383,27 @@ impl Dispatcher<'_> {
         })
     }
 
+    /// Asks the worker to make room for queues; false when it cannot.
+    pub fn ask_for_room(&mut self, db: Db) -> bool {
+        if self.segment_to_count(db).is_none() {
+            return false;
+        }
+        self.base(db).count_due = true;
+        self.wake_worker_for(db, i64::MIN);
+        true
+    }
+
+    /// A segment in which jobs may have ended since its ends were counted last.
+    pub fn segment_to_count(&mut self, db: Db) -> Option<(u8, Segment)> {
+        let segments = self.base(db).segments;
+        (0..SEGMENTS as u8).zip(segments).find(|(_, segment)| {
+            segment.state != SegmentState::Free
+                && !segment.disposed
+                && segment.live < segment.bodies
+                && segment.changes != segment.counted_at
+        })
+    }
+
     fn commit_rotation(&mut self, db: Db, segment: u8, since: i64) {
         let database = self.base(db);
         if database.current == segment {
@@ -383,6 +418,8 @@ impl Dispatcher<'_> {
         next.bodies = 0;
         next.live = 0;
         next.last_end = i64::MIN;
+        next.counted = 0;
+        next.counted_at = 0;
         database.current = segment;
         database.changes += 1;
         // No lane goes on to fill a chunk of the sealed segment.
