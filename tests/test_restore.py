@@ -85,6 +85,18 @@ def test_every_state_survives_a_restore(own_db, new_server, way):
     copy.check()
 
 
+def test_rows_deleted_by_hand_leave_memory(db):
+    ids = db.insert(4)
+    db.claim(max_jobs=2, deadline="1 hour")
+    db.execute("DELETE FROM awa.ready_entries_0 WHERE position = %s", ids[3])
+    wait_until(lambda: db.value("SELECT available FROM awa.queue_stats") == 1)
+    # Its claims never were: whoever had them is robbed, by hand.
+    db.execute("DELETE FROM awa.lease_claim_batches_0")
+    wait_until(lambda: db.value("SELECT available FROM awa.queue_stats") == 3)
+    db.check()
+    assert [job.job_id for job in db.claim(max_jobs=5)] == ids[:3]
+
+
 def test_rows_put_into_tables_by_hand_reach_memory(db):
     db.insert(1)
     db.execute("SELECT awa.insert_job('k', run_at => now() + interval '1 hour')")

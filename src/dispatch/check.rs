@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::key_check;
 use super::session::{attach, with_open};
+use super::{key_check, place_check};
 use crate::domain::bits::Bits;
 use crate::domain::dispatcher::Dispatcher;
 use crate::domain::entities::{AS_BODY, Counts, Db, QueueName, ReleaseState, SEGMENTS, split};
@@ -53,6 +53,7 @@ struct MemoryRelease {
 /// A copy of what memory says about a database.
 struct Memory {
     changes: u64,
+    next_receipt: i64,
     chunks: BTreeMap<i64, MemoryChunk>,
     items: HashMap<i64, MemoryItem>,
     releases: Vec<MemoryRelease>,
@@ -77,6 +78,7 @@ pub fn run() -> Result<Vec<Finding>> {
             // A row can be visible a moment before its transaction's callback has told
             // memory: its lock on its own xid is released after that.
             tables.writers().for_each(xact::wait_for_xid);
+            latch::wait(20);
             waited = true;
             continue;
         }
@@ -124,8 +126,8 @@ impl Raw {
         self.counts.reserve(queues);
     }
 
-    /// The change counter that the copies belong to; None when there was too little room.
-    fn fill(&mut self, d: &mut Dispatcher<'_>, db: Db) -> Option<u64> {
+    /// The change counter that the copies belong to, and the next receipt; None when there was too little room.
+    fn fill(&mut self, d: &mut Dispatcher<'_>, db: Db) -> Option<(u64, i64)> {
         if !self.has_room(sizes(d)) {
             return None;
         }
@@ -171,21 +173,23 @@ impl Raw {
                 self.counts.push((queue.copy_name(), queue.counts));
             }
         }
-        Some(d.base(db).changes)
+        let database = d.base(db);
+        Some((database.changes, database.next_receipt))
     }
 }
 
 fn copy(db: Db) -> Result<Memory> {
     let mut raw = Raw::default();
-    let changes = loop {
+    let (changes, next_receipt) = loop {
         raw.make_room();
-        if let Some(changes) = with_open(|d, _| raw.fill(d, db))? {
-            break changes;
+        if let Some(moment) = with_open(|d, _| raw.fill(d, db))? {
+            break moment;
         }
     };
     let counts = raw.counts.into_iter().map(|(name, c)| (name.as_str().to_owned(), c));
     load_cold(Memory {
         changes,
+        next_receipt,
         chunks: raw.chunks.into_iter().collect(),
         items: raw.items.into_iter().collect(),
         releases: raw.releases,
@@ -210,6 +214,7 @@ struct Tables {
     deferred: HashMap<String, Counts>,
     totals: Vec<queues::Totals>,
     keys: key_check::Keys,
+    places: place_check::Places,
 }
 
 impl Tables {
@@ -221,6 +226,7 @@ impl Tables {
         Ok(Self {
             known: segments::read_known()?,
             keys: key_check::Keys::read(&segments)?,
+            places: place_check::Places::read(&segments)?,
             segments,
             lanes: lanes::read_all(Snapshot::SelfNow)?,
             deferred: deferred::count(Snapshot::SelfNow)?,
@@ -265,6 +271,14 @@ fn compare(memory: &Memory, tables: &Tables) -> Result<Vec<Finding>> {
         Finding {
             invariant: "every live job is in exactly one place",
             faults: compare_places(memory, tables).0,
+        },
+        Finding {
+            invariant: "no job is in two tables",
+            faults: tables.places.compare(&tables.segments, TOLD),
+        },
+        Finding {
+            invariant: "a receipt is issued once",
+            faults: place_check::compare_receipts(&tables.segments, memory.next_receipt, TOLD)?,
         },
         Finding {
             invariant: "every open attempt is open in memory",

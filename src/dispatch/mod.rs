@@ -13,6 +13,7 @@ pub mod enqueue;
 mod key_check;
 pub mod keys;
 mod layout;
+mod place_check;
 pub mod replay;
 mod session;
 pub mod wait;

@@ -175,6 +175,20 @@ pub fn read_offsets(segment: u8, chunk: i64) -> Result<Bits> {
     Ok(bits)
 }
 
+/// Positions and ids of the bodies in a segment whose ids are not their positions.
+pub fn read_named(segment: u8, mut take: impl FnMut(i64, i64)) -> Result<()> {
+    let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::AccessShare);
+    table.scan(Snapshot::SelfNow, |row| {
+        if let (Some(position), Some(job_id)) = (row.i64(column::POSITION), row.i64(column::JOB_ID))
+        {
+            take(position, job_id);
+        }
+        Ok(true)
+    })?;
+    table.close_release_lock();
+    Ok(())
+}
+
 /// Every body of a segment that a snapshot sees, until `take` returns false.
 pub fn scan(
     segment: u8,

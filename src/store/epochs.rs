@@ -7,7 +7,8 @@ use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::{catalog, spi};
 
-fn last() -> Result<Option<i64>> {
+/// The last epoch that was committed.
+pub fn last() -> Result<Option<i64>> {
     let mut last = None;
     let table = Table::open(catalog::relation("boot_epochs")?, LockMode::AccessShare);
     table.scan(Snapshot::SelfNow, |row| {

@@ -79,6 +79,13 @@ impl ChunkEvidence {
         ready
     }
 
+    /// Whatever claims and closures name has a body.
+    fn is_embodied(&self) -> bool {
+        [&self.disposed, &self.open, &self.released]
+            .into_iter()
+            .all(|bits| bits.iter().all(|bit| self.bodies.contains(bit)))
+    }
+
     /// No claim and no closure names one of its jobs.
     pub fn is_untouched(&self) -> bool {
         self.pending == 0
@@ -245,6 +252,8 @@ fn standing(row: &Row, sight: Sight, evidence: &mut Evidence) -> Option<Option<u
         return Some(None);
     }
     match row.fate() {
+        // By hand: nothing of ours deletes rows of a segment.
+        Fate::Committed if row.is_deleted() => None,
         Fate::Committed => {
             let xmin = row.xmin();
             if sight == Sight::Signed && xmin != FROZEN {
@@ -451,7 +460,9 @@ fn weigh_claim(
                 }
             }
             other => {
-                evidence.chunks.entry(number).or_default().open.insert(offset);
+                if !evidence.chunks.entry(number).or_default().open.insert(offset) {
+                    evidence.faults.push(format!("job at position {position} is claimed twice"));
+                }
                 evidence.open.push(OpenItem {
                     claim,
                     receipt,
@@ -552,6 +563,8 @@ fn find_orphans(evidence: &mut Evidence) {
     for (number, chunk) in &evidence.chunks {
         if chunk.bodies.is_empty() && chunk.pending == 0 {
             evidence.faults.push(format!("chunk {number} has evidence but no bodies"));
+        } else if chunk.pending == 0 && !chunk.is_embodied() {
+            evidence.faults.push(format!("chunk {number} has evidence of jobs without a body"));
         }
     }
 }

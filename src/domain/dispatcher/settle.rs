@@ -128,6 +128,7 @@ impl Dispatcher<'_> {
                 let counts = &mut self.queues[queue].counts;
                 *(if retryable { &mut counts.retryable } else { &mut counts.scheduled }) +=
                     i64::from(count);
+                self.base(db).changes += 1;
                 if count > 0 && due < self.base(db).next_deferred {
                     self.base(db).next_deferred = due;
                     self.wake_worker_for(db, due);
