@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from harness import Database, place, raises, wait_until
+from harness import Background, Database, DebugPoints, place, raises, wait_blocked, wait_until
 
 STATS = (
     "SELECT queue, paused, scheduled, available, running, retryable, completed_total,"
@@ -83,6 +83,20 @@ def test_every_state_survives_a_restore(own_db, new_server, way):
     copy.wait_served()
     assert [j.job_id for j in copy.claim("a", 100)] == [later]
     copy.check()
+
+
+def test_a_row_of_a_segment_takes_the_place_of_a_seed_that_is_being_written(own_server):
+    db = Database(own_server, extension=False)
+    with DebugPoints(db).at("segments_seeded") as seeded:
+        db.execute("CREATE EXTENSION awa")
+        seeded.wait()
+        restorer = db.connect()
+        pid = restorer.info.backend_pid
+        row = "INSERT INTO awa.segments VALUES (0, 7, 'current', now(), false)"
+        restoring = Background(restorer.execute, row)
+        wait_blocked(db.conn, pid)
+    restoring.result()
+    assert db.value("SELECT generation FROM awa.segments WHERE segment = 0") == 7
 
 
 def test_rows_deleted_by_hand_leave_memory(db):

@@ -74,7 +74,9 @@ pub fn run() -> Result<Option<Replayed>> {
         // It has just been done.
         return Ok(None);
     }
-    segments::seed()?;
+    if !segments::seed()? {
+        return Ok(None);
+    }
     begin(db)?;
     let floor = super::with(|d| d.base(db).floor);
     let names = lanes::read_all(Snapshot::Any)?;

@@ -85,6 +85,13 @@ pub fn lock_key(space: u32, hash: u32) -> KeyLock {
     KeyLock { tag }
 }
 
+/// Waits for the lock on a key, and holds it to the end of the transaction.
+pub fn hold_key(space: u32, hash: u32) {
+    let tag = key_tag(space, hash);
+    // SAFETY: a well-formed tag.
+    unsafe { pg_sys::LockAcquire(&tag, LockMode::Exclusive as i32, false, false) };
+}
+
 /// Takes the lock on a key to the end of the transaction if that needs no wait.
 pub fn try_hold_key(space: u32, hash: u32) -> bool {
     let tag = key_tag(space, hash);

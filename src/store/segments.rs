@@ -8,11 +8,12 @@ use crate::domain::directory::{self, Listed};
 use crate::domain::entities::{SEGMENTS, Segment, SegmentState};
 use crate::error::{Error, Result};
 use crate::pg::datum::ToDatum;
+use crate::pg::debug_point::debug_point;
 use crate::pg::heap::Table;
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::spi::Arg;
-use crate::pg::{catalog, spi};
+use crate::pg::{catalog, lock, spi};
 use crate::store::evidence::{self, Ends};
 
 fn parse(state: &str) -> Result<SegmentState> {
@@ -180,15 +181,22 @@ SELECT n::pg_catalog.int2, 0, CASE n WHEN 0 THEN 'current' ELSE 'free' END,
 FROM pg_catalog.generate_series(0, 15) AS n
 ON CONFLICT (segment) DO NOTHING";
 
-/// Writes the rows of a database that was never served.
-pub fn seed() -> Result<()> {
-    spi::as_owner(|spi| spi.execute(SEED, &[]).map(|_| ()))
+/// Writes the rows of a database that was never served. False when somebody is writing them:
+/// a restore, in a transaction that is still open.
+pub fn seed() -> Result<bool> {
+    if !lock::try_hold_key(catalog::relation("segments")?, 0) {
+        return Ok(false);
+    }
+    spi::as_owner(|spi| spi.execute(SEED, &[]))?;
+    debug_point!("segments_seeded");
+    Ok(true)
 }
 
 const REMOVE: &str = "DELETE FROM awa.segments WHERE segment OPERATOR(pg_catalog.=) $1";
 
-/// Makes way for another row of the segment.
+/// Makes way for another row of the segment. Nobody seeds between this and that row.
 pub fn remove(segment: i16) -> Result<()> {
+    lock::hold_key(catalog::relation("segments")?, 0);
     spi::as_owner(|spi| spi.execute(REMOVE, &[spi::Arg::of(segment)]).map(|_| ()))
 }
 
