@@ -53,6 +53,8 @@ FUNCTIONS = {
     "prepare_queue": ("queue text", "void"),
     "pause_queue": ("queue text, by text", "boolean"),
     "resume_queue": ("queue text", "boolean"),
+    "grant_access": ("role_name name, profile text, queues text[]", "void"),
+    "revoke_access": ("role_name name", "void"),
     "maintain": ("", "TABLE(step text, did bigint, took interval)"),
     "check": ("", "TABLE(invariant text, ok boolean, detail text)"),
     "rebuild": ("", "void"),

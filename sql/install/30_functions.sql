@@ -134,6 +134,13 @@ RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_p
 CREATE FUNCTION awa.resume_queue(queue text)
 RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_resume_queue';
 
+CREATE FUNCTION awa.grant_access(role_name name, profile text, queues text[] DEFAULT NULL)
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_grant_access';
+COMMENT ON FUNCTION awa.grant_access IS 'Lets a role produce, work, operate or read';
+
+CREATE FUNCTION awa.revoke_access(role_name name)
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_revoke_access';
+
 CREATE FUNCTION awa.maintain()
 RETURNS TABLE (step text, did bigint, took interval)
 LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_maintain';

@@ -4,6 +4,7 @@ mod access;
 mod args;
 mod claim;
 mod close;
+mod grants;
 mod jobs;
 mod operate;
 pub mod preload;

@@ -426,6 +426,15 @@ impl FromDatum for String {
     }
 }
 
+/// The text of a `name`.
+///
+/// # Safety
+/// `datum` is a name.
+pub(super) unsafe fn name_text(datum: Datum) -> String {
+    // SAFETY: a name is NUL-terminated within its 64 bytes (c.h, NameData).
+    unsafe { from_server(CStr::from_ptr(datum.cast_mut_ptr()).to_bytes()).into_owned() }
+}
+
 impl FromDatum for Vec<u8> {
     unsafe fn from_datum(datum: Datum) -> Self {
         // SAFETY: the caller vouches for a bytea, or another varlena.
@@ -570,7 +579,7 @@ pub(super) fn from_server(bytes: &[u8]) -> Cow<'_, str> {
 }
 
 /// A string to the database's encoding; raises where it has no such character.
-fn to_server(text: &str) -> &[u8] {
+pub(super) fn to_server(text: &str) -> &[u8] {
     if database_is_utf8() {
         return text.as_bytes();
     }
