@@ -55,6 +55,12 @@ FUNCTIONS = {
     "resume_queue": ("queue text", "boolean"),
     "grant_access": ("role_name name, profile text, queues text[]", "void"),
     "revoke_access": ("role_name name", "void"),
+    "rescue": (
+        "kind text, max_rows integer", "TABLE(kind text, rescued bigint, pass_end text)"
+    ),
+    "recover": (
+        "epoch text, opts jsonb", "TABLE(ran boolean, orphaned bigint, rescued bigint)"
+    ),
     "maintain": ("", "TABLE(step text, did bigint, took interval)"),
     "check": ("", "TABLE(invariant text, ok boolean, detail text)"),
     "rebuild": ("", "void"),

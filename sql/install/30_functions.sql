@@ -123,6 +123,13 @@ CREATE VIEW awa.queue_stats WITH (security_barrier) AS
            enqueue_rate, complete_rate
     FROM awa.queue_stats_rows();
 
+CREATE FUNCTION awa.metrics_rows()
+RETURNS TABLE (name text, kind text, labels jsonb, value float8)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_metrics_rows';
+
+CREATE VIEW awa.metrics WITH (security_barrier) AS
+    SELECT name, kind, labels, value FROM awa.metrics_rows();
+
 -- Operate
 
 CREATE FUNCTION awa.prepare_queue(queue text)
@@ -140,6 +147,16 @@ COMMENT ON FUNCTION awa.grant_access IS 'Lets a role produce, work, operate or r
 
 CREATE FUNCTION awa.revoke_access(role_name name)
 RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_revoke_access';
+
+CREATE FUNCTION awa.rescue(kind text DEFAULT NULL, max_rows int DEFAULT NULL)
+RETURNS TABLE (kind text, rescued bigint, pass_end text)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_rescue';
+COMMENT ON FUNCTION awa.rescue IS 'Gives lost attempts to others, one pass now';
+
+CREATE FUNCTION awa.recover(epoch text, opts jsonb DEFAULT '{}')
+RETURNS TABLE (ran boolean, orphaned bigint, rescued bigint)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_recover';
+COMMENT ON FUNCTION awa.recover IS 'Re-drives the attempts of dead owners, once an epoch';
 
 CREATE FUNCTION awa.maintain()
 RETURNS TABLE (step text, did bigint, took interval)

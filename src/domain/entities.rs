@@ -6,6 +6,7 @@ use super::backoff::Backoff;
 use super::bits::{Bits, CHUNK_SIZE};
 use super::name::MAX_BYTES;
 use super::rate::Rate;
+use super::rescue::Passes;
 use super::table::{Entry, NIL, Table, mix};
 use super::wheel::{Timer, Timers, Wheel};
 
@@ -123,6 +124,8 @@ pub struct Database {
     pub worker: u32,
     /// The worker sleeps until then unless woken; MIN: it is awake.
     pub worker_sleeps_until: i64,
+    /// By `rescue::Kind`.
+    pub rescues: [Passes; 3],
     /// Times of priority ageing changed the choice of a lane.
     pub aged_claims: u64,
 }
@@ -430,6 +433,8 @@ pub struct Item {
     pub position: i64,
     /// Microseconds; MAX: none.
     pub deadline: i64,
+    /// No rescue looks at it before: it failed alone.
+    pub aside: i64,
     /// The neighbours in its claim.
     pub prev: u32,
     pub next: u32,

@@ -10,7 +10,7 @@
 mod debug;
 mod promote;
 mod replay;
-mod rescue;
+pub mod rescue;
 mod turnover;
 
 use core::time::Duration;

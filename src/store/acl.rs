@@ -129,6 +129,20 @@ fn covers(pattern: &str, queue: &str) -> bool {
     }
 }
 
+/// Whether the current user, or a role whose privileges it has, has one of the profiles.
+pub fn has_any(profiles: &[Profile]) -> Result<bool> {
+    let user = xact::user_id();
+    let mut found = false;
+    let table = Table::open(catalog::relation("queue_acl")?, LockMode::AccessShare);
+    table.scan(Snapshot::SelfNow, |row| {
+        let named = row.text(2).is_some_and(|name| profiles.iter().any(|p| p.is_named(&name)));
+        found = named && role::has_privileges_of(user, row.oid(1).unwrap_or(0));
+        Ok(!found)
+    })?;
+    table.close_release_lock();
+    Ok(found)
+}
+
 /// Whether a list entry of the current user, or of a role whose privileges it has, covers
 /// the act.
 pub fn allows(queue: &str, profile: Profile) -> Result<bool> {

@@ -15,6 +15,7 @@ pub mod jobs;
 pub mod lanes;
 pub mod outcome;
 pub mod queues;
+pub mod recoveries;
 pub mod runtimes;
 pub mod segments;
 pub mod settings;

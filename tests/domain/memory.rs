@@ -114,6 +114,7 @@ impl Memory {
             next: 0,
         };
         let item = Item {
+            aside: 0,
             db: 0,
             closing: false,
             rollbacks: 0,

@@ -237,6 +237,7 @@ impl Dispatcher<'_> {
             self.add_item(
                 claim,
                 Item {
+                    aside: 0,
                     db,
                     closing: false,
                     rollbacks,

@@ -235,6 +235,7 @@ impl Dispatcher<'_> {
         let db = self.claims[claim].db;
         let count = self.claims[claim].count;
         let item = Item {
+            aside: 0,
             db,
             closing: closer.is_some(),
             rollbacks: 0,
