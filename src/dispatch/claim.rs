@@ -115,14 +115,17 @@ pub fn claim(wanted: &Wanted<'_>) -> Result<Vec<Claimed>> {
             domain::Claimed::NeedsChunk(cold) => load_chunk(db, cold.number, cold.segment)?,
         }
     };
-    debug_point!("claim_popped");
+    debug_point!("claim_popped", interruptible);
     if popped.is_empty() {
         return Ok(Vec::new());
     }
     let jobs = read_bodies(&popped)?;
+    debug_point!("claim_read", interruptible);
     let deadlines = describe(db, wanted, &popped, &jobs, now);
     write_claims(wanted, &popped, &jobs, &deadlines, now)?;
+    debug_point!("claim_written", interruptible);
     let refused = switch_keys(&popped, &jobs)?;
+    debug_point!("claim_keys_moved", interruptible);
     confirm(db, generation)?;
     let mut claimed = deliver(popped, jobs, &deadlines);
     if !refused.is_empty() {
@@ -193,6 +196,7 @@ fn pop(
 /// Reads a chunk that memory dropped back from its rows.
 pub fn load_chunk(db: Db, number: i64, segment: u8) -> Result<()> {
     let bits = body::read_offsets(segment, number)?;
+    debug_point!("claim_cold_read", interruptible);
     match super::with(|d| d.load_chunk(db, number, &bits)).map_err(capacity)? {
         // Whoever asked for the chunk asks again.
         domain::Loaded::Ready | domain::Loaded::NotCold | domain::Loaded::Differs => Ok(()),

@@ -86,7 +86,7 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
         probed = true;
     };
     if owner {
-        debug_point!("close_taken");
+        debug_point!("close_taken", interruptible);
         for (receipt, mut holder) in busy {
             loop {
                 // Through the lock manager, so that deadlocks are seen, and lock_timeout and
@@ -142,6 +142,7 @@ fn write_batches(mut batches: Vec<Batch>, now: i64, error: Option<&str>) -> Resu
             })
             .collect();
         closures::write(run[0].segment, &rows)?;
+        debug_point!("close_written", interruptible);
     }
     Ok(())
 }
@@ -173,6 +174,7 @@ pub fn complete(hold: Hold) -> Result<()> {
     }
     write_batches(batches, now, None)?;
     decide(&hold.taken, |_| End::Completed);
+    debug_point!("close_decided", interruptible);
     confirm(hold.db, hold.generation)
 }
 
@@ -551,6 +553,7 @@ impl Plan<'_> {
     }
 
     fn carry_out(mut self) -> Result<()> {
+        debug_point!("close_planned", interruptible);
         self.name_lanes();
         if !self.done.is_empty() {
             let rows: Vec<Done> = self.done.into_iter().map(|(_, row)| row).collect();
@@ -566,6 +569,7 @@ impl Plan<'_> {
                 log.decide(entry, end);
             }
         });
+        debug_point!("close_decided", interruptible);
         Ok(())
     }
 

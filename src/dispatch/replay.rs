@@ -13,6 +13,7 @@ use crate::domain::dispatcher::{Full, LaneName, Restored};
 use crate::domain::entities::{Counts, Db, Doubt, Liveness, Phase, Runtime, position, split};
 use crate::domain::undo::{Act, End};
 use crate::error::{Error, Result};
+use crate::pg::debug_point::debug_point;
 use crate::pg::{catalog, guc, latch, lock, snapshot::Snapshot, xact};
 use crate::store::evidence::{self, ChunkEvidence, Detail, Evidence, Sight};
 use crate::store::lanes::LaneRow;
@@ -166,6 +167,7 @@ fn begin(db: Db) -> Result<()> {
     let (states, current) = segments::read_states()?;
     let block = chunks::fresh_block()?;
     super::with(|d| d.begin_rebuild(db, block, &states, current));
+    debug_point!("rebuild_begun", interruptible);
     wait_for_stragglers(db);
     Ok(())
 }

@@ -18,6 +18,7 @@ use std::time::Instant;
 
 use crate::dispatch;
 use crate::error::Result;
+use crate::pg::debug_point::debug_point;
 use crate::pg::{latch, xact};
 
 /// Where a step works.
@@ -43,6 +44,18 @@ pub struct Step {
     /// Shown in pg_stat_activity.
     pub activity: &'static str,
     pub run: fn(&Context) -> Result<StepReport>,
+}
+
+impl Step {
+    /// Does what is due. A test can stop a step that did something, before its commit, at
+    /// the point that is named after it.
+    pub fn perform(&self, context: &Context) -> Result<StepReport> {
+        let report = (self.run)(context)?;
+        if report.did > 0 {
+            debug_point!(self.name, interruptible);
+        }
+        Ok(report)
+    }
 }
 
 /// All steps, in the order in which they run when several are due.

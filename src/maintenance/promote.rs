@@ -10,6 +10,7 @@ use crate::dispatch::keys::{self, Patience, Switched, Switcher};
 use crate::domain::undo::Act;
 use crate::domain::unique::State;
 use crate::error::Result;
+use crate::pg::debug_point::debug_point;
 use crate::pg::{guc, xact};
 use crate::store::body::Body;
 use crate::store::deferred::{self, Deferred, Kind};
@@ -144,6 +145,7 @@ pub fn promote_due(_context: &Context) -> Result<StepReport> {
     let due = deferred::read_due(now, limit)?;
     let ids: Vec<i64> = due.iter().map(|job| job.job_id).collect();
     let mut taken = deferred::delete(&ids)?;
+    debug_point!("promote_taken", interruptible);
     taken.sort_unstable();
     let mut ready: BTreeMap<String, Vec<Promoted>> = BTreeMap::new();
     let mut counts: BTreeMap<(String, bool), i32> = BTreeMap::new();
