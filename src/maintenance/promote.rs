@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::pg::debug_point::debug_point;
 use crate::pg::{guc, xact};
 use crate::store::body::Body;
-use crate::store::deferred::{self, Deferred, Kind};
+use crate::store::deferred::{self, Deferred, Due, Kind};
 use crate::store::done::{self, Done};
 use crate::store::evidence::Ends;
 use crate::store::{history, queues};
@@ -28,7 +28,7 @@ pub fn return_released(_context: &Context) -> Result<StepReport> {
     Ok(StepReport { did: 0, next: more.then_some(Duration::ZERO) })
 }
 
-/// How long a job waits whose unique key an open transaction holds, microseconds.
+/// How long a job waits that an open transaction holds, or its unique key, microseconds.
 const AGAIN: i64 = 1_000_000;
 
 /// The unique keys of jobs that become available. A job that lost its key to another one is
@@ -142,9 +142,9 @@ pub fn promote_due(_context: &Context) -> Result<StepReport> {
     dispatch::with(|d| d.base(db).next_deferred = i64::MAX);
     let now = xact::micros();
     let limit = guc::promote_batch_size();
-    let due = deferred::read_due(now, limit)?;
+    let Due { jobs: due, any_held } = deferred::read_due(now, limit)?;
     let ids: Vec<i64> = due.iter().map(|job| job.job_id).collect();
-    let mut taken = deferred::delete(&ids)?;
+    let mut taken = deferred::take(&ids)?;
     debug_point!("promote_taken", interruptible);
     taken.sort_unstable();
     let mut ready: BTreeMap<String, Vec<Promoted>> = BTreeMap::new();
@@ -184,7 +184,11 @@ pub fn promote_due(_context: &Context) -> Result<StepReport> {
     })
     .map_err(dispatch::capacity)?;
     dispatch::end_write();
-    let next = deferred::next_run_at()?.unwrap_or(i64::MAX);
+    let mut next = deferred::next_run_at()?.unwrap_or(i64::MAX);
+    if any_held {
+        // Whoever holds them may let them go.
+        next = next.min(now + AGAIN);
+    }
     dispatch::with(|d| {
         let known = d.base(db).next_deferred;
         d.base(db).next_deferred = known.min(next);

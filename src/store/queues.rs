@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use serde_json::Value;
 
 use crate::domain::dispatcher::Dispatcher;
-use crate::domain::entities::{Db, QueueSettings};
+use crate::domain::entities::{Counts, Db, QueueSettings};
+use crate::domain::table::NIL;
 use crate::domain::undo::Act;
 use crate::error::{Error, Result, SqlState};
 use crate::pg::heap::{Fate, Table};
@@ -13,6 +14,7 @@ use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::{catalog, latch, spi, xact};
 use crate::store::evidence::Ends;
+use crate::store::lanes;
 use crate::{dispatch, store::settings};
 
 pub struct QueueRow {
@@ -116,7 +118,7 @@ fn note_change(db: Db, name: &str) -> Result<()> {
 pub fn set_paused(name: &str, paused: bool, by: Option<&str>) -> Result<bool> {
     let (db, _) = ensure_loaded(name)?;
     dispatch::reserve_log(2)?;
-    if !paused && read(name)?.is_none() && !is_used(db, name) {
+    if !paused && read(name)?.is_none() && !is_used(db, name)? {
         return Err(Error::new(SqlState::NOT_FOUND, format!("queue \"{name}\" does not exist")));
     }
     let changed = spi::as_owner(|spi| {
@@ -137,11 +139,13 @@ pub fn set_paused(name: &str, paused: bool, by: Option<&str>) -> Result<bool> {
     Ok(changed > 0)
 }
 
-/// Whether a job was ever enqueued to it, as far as memory goes.
-fn is_used(db: Db, name: &str) -> bool {
-    dispatch::with(|d| {
-        d.queue(db, name).is_some_and(|at| d.queues[at].lanes != crate::domain::table::NIL)
-    })
+/// Whether a job was ever enqueued to it.
+fn is_used(db: Db, name: &str) -> Result<bool> {
+    let in_memory = dispatch::with(|d| {
+        let queue = d.queue(db, name).map(|at| &d.queues[at]);
+        queue.is_some_and(|q| q.lanes != NIL || q.counts != Counts::default())
+    });
+    Ok(in_memory || lanes::exists(name)?)
 }
 
 const ADD_TOTALS: &str = "
