@@ -44,11 +44,16 @@ FUNCTIONS = {
     "fail": (
         "receipt bigint, error text, retry_after interval, terminal boolean", "awa.job_state",
     ),
+    "snooze": ("receipt bigint, delay interval", "void"),
+    "cancel_attempt": ("receipt bigint, reason text", "void"),
     "release": ("receipts bigint[]", "bigint"),
     "extend": (
         "receipts bigint[], by interval",
         "TABLE(receipt bigint, deadline_at timestamp with time zone)",
     ),
+    "cancel_requested": ("receipts bigint[]", "SETOF bigint"),
+    "cancel_job": ("job_id bigint, reason text, force boolean", "awa.job_state"),
+    "cancel_by_unique_key": ("unique_key text", "bigint"),
     "get_job": ("job_id bigint", "SETOF awa.jobs"),
     "prepare_queue": ("queue text", "void"),
     "pause_queue": ("queue text, by text", "boolean"),

@@ -79,8 +79,20 @@ CREATE FUNCTION awa.fail(
     terminal boolean DEFAULT false)
 RETURNS awa.job_state LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_fail';
 
+CREATE FUNCTION awa.snooze(receipt bigint, delay interval)
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_snooze';
+COMMENT ON FUNCTION awa.snooze IS 'Schedules the job of an attempt anew; the attempt does not count';
+
+CREATE FUNCTION awa.cancel_attempt(receipt bigint, reason text)
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_cancel_attempt';
+COMMENT ON FUNCTION awa.cancel_attempt IS 'Gives up an attempt and cancels its job';
+
 CREATE FUNCTION awa.release(receipts bigint[])
 RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_release';
+
+CREATE FUNCTION awa.cancel_requested(receipts bigint[])
+RETURNS SETOF bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_cancel_requested';
+COMMENT ON FUNCTION awa.cancel_requested IS 'Which of these attempts were asked to stop';
 
 CREATE FUNCTION awa.extend(receipts bigint[], by interval)
 RETURNS TABLE (receipt bigint, deadline_at timestamptz)
@@ -124,6 +136,15 @@ CREATE VIEW awa.queue_stats WITH (security_barrier) AS
     FROM awa.queue_stats_rows();
 
 -- Operate
+
+CREATE FUNCTION awa.cancel_job(
+    job_id bigint, reason text DEFAULT NULL, force boolean DEFAULT false)
+RETURNS awa.job_state LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_cancel_job';
+COMMENT ON FUNCTION awa.cancel_job IS 'Cancels a job; asks a running one to stop, unless forced';
+
+CREATE FUNCTION awa.cancel_by_unique_key(unique_key text)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_cancel_by_unique_key';
+COMMENT ON FUNCTION awa.cancel_by_unique_key IS 'Cancels the job that holds a unique key';
 
 CREATE FUNCTION awa.prepare_queue(queue text)
 RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_prepare_queue';

@@ -2,6 +2,7 @@
 
 mod access;
 mod args;
+mod cancel;
 mod claim;
 mod close;
 mod jobs;

@@ -11,8 +11,9 @@ use crate::domain::table::NIL;
 use crate::domain::undo::Act;
 use crate::error::{Error, Result};
 use crate::pg::call::{Call, Returned, sql_function};
+use crate::pg::datum::ToDatum;
 use crate::pg::{guc, latch, xact};
-use crate::store::runtimes;
+use crate::store::{body, runtimes};
 
 sql_function!(awa_register_runtime, register);
 sql_function!(awa_heartbeat, heartbeat);
@@ -88,7 +89,7 @@ fn heartbeat(call: &mut Call) -> Result<Returned> {
     let id = required(call.uuid(0), "runtime")?;
     let now = xact::micros();
     let holding = call.i64_array(1)?;
-    let _rows = call.rows()?;
+    let mut rows = call.rows()?;
     let alive = dispatch::with_open(|d, db| {
         d.runtime(db, &id).map(|at| (d.beat(at, now), d.runtimes[at].timeout))
     })?;
@@ -106,6 +107,19 @@ fn heartbeat(call: &mut Call) -> Result<Returned> {
         if !lost.is_empty() {
             lost.sort_unstable();
             close::give_back(close::take(&lost, Closer::Rescue)?)?;
+        }
+    }
+    let mut asked = Vec::new();
+    dispatch::with_open(|d, db| {
+        asked.clear();
+        if let Some(at) = d.runtime(db, &id) {
+            d.asked_of(at, &mut asked);
+        }
+    })?;
+    for (receipt, segment, position) in asked {
+        // An attempt that ended just now may have no body any more.
+        if let Some(job_id) = body::job_id_at(segment, position)? {
+            rows.push(&[Some(receipt.to_datum()), Some(job_id.to_datum())])?;
         }
     }
     Ok(Returned::Void)

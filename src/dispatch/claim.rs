@@ -139,7 +139,7 @@ fn switch_keys(popped: &[Popped], jobs: &[Placed]) -> Result<Vec<i64>> {
         }
     }
     for (receipt, holder) in &refused {
-        close::cancel(close::take(&[*receipt], Closer::Owner)?, &keys::reason(*holder))?;
+        close::cancel(close::take(&[*receipt], Closer::Owner)?, Some(&keys::reason(*holder)))?;
     }
     let mut receipts: Vec<i64> = refused.iter().map(|(receipt, _)| *receipt).collect();
     receipts.sort_unstable();

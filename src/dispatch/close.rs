@@ -11,6 +11,7 @@ use crate::error::{Error, Result, SqlState};
 use crate::pg::datum::Datum;
 use crate::pg::debug_point::debug_point;
 use crate::pg::xact;
+use crate::store::attempts;
 use crate::store::body::{self, Placed};
 use crate::store::closures::{self, NewClosure};
 use crate::store::deferred::{Deferred, Kind};
@@ -27,6 +28,8 @@ pub enum Closer {
     Owner,
     /// A rescue: skips what an open transaction holds.
     Rescue,
+    /// Somebody who acts on the job whatever became of its worker.
+    Operator,
 }
 
 /// Items this transaction is closing.
@@ -35,6 +38,13 @@ pub struct Hold {
     patience: Patience,
     generation: u64,
     pub taken: Vec<Taken>,
+}
+
+impl Hold {
+    /// What `confirm` wants to know.
+    pub fn origin(&self) -> (Db, u64) {
+        (self.db, self.generation)
+    }
 }
 
 /// AW001.
@@ -57,7 +67,7 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
     let mut busy: Vec<(i64, u32)> = Vec::new();
     // One entry for the item, one for a release it may need.
     reserve_log(2 * receipts.len())?;
-    let owner = closer == Closer::Owner;
+    let (owner, waits) = (closer == Closer::Owner, closer != Closer::Rescue);
     let (db, generation) = with_open(|d, db| {
         with_log(|log| {
             for receipt in receipts {
@@ -70,7 +80,7 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
         });
         (db, d.databases[usize::from(db)].generation)
     })?;
-    if owner {
+    if waits {
         debug_point!("close_taken");
         for (receipt, mut holder) in busy {
             loop {
@@ -78,7 +88,7 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
                 // cancels work. No lock of ours is held.
                 xact::wait_for_xid(holder);
                 let again = with_open(|d, db| {
-                    with_log(|log| d.take(db, receipt, xid, subxact, true, log))
+                    with_log(|log| d.take(db, receipt, xid, subxact, owner, log))
                 })?;
                 match again {
                     Take::Taken(item) => taken.push(item),
@@ -96,7 +106,7 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
             }
         }
     }
-    let patience = if owner { Patience::Wait } else { Patience::Skip };
+    let patience = if waits { Patience::Wait } else { Patience::Skip };
     Ok(Hold { db, patience, generation, taken })
 }
 
@@ -185,9 +195,11 @@ pub fn complete_with_result(hold: Hold, result: Datum) -> Result<()> {
     confirm(hold.db, hold.generation)
 }
 
-/// The items whose bodies may have a unique key, with their bodies.
+/// The items whose bodies may have a unique key, or that were asked to stop, with their
+/// bodies.
 fn keyed(taken: &[Taken]) -> Result<Vec<(Taken, Placed)>> {
-    let mut items: Vec<Taken> = taken.iter().filter(|item| item.keyed).copied().collect();
+    let mut items: Vec<Taken> =
+        taken.iter().filter(|item| item.keyed || item.asked).copied().collect();
     items.sort_unstable_by_key(|item| item.segment);
     let mut found = Vec::with_capacity(items.len());
     for run in items.chunk_by(|a, b| a.segment == b.segment) {
@@ -198,19 +210,23 @@ fn keyed(taken: &[Taken]) -> Result<Vec<(Taken, Placed)>> {
 }
 
 /// Frees the unique keys of jobs that came to their end, or keeps them where the mask says
-/// so. Only owners complete, so open transactions are waited for.
+/// so. Only owners complete, so open transactions are waited for. Requests to stop that came
+/// to nothing are forgotten.
 fn end_keys(taken: &[Taken], to: State) -> Result<()> {
-    if taken.iter().all(|item| !item.keyed) {
+    if taken.iter().all(|item| !item.keyed && !item.asked) {
         return Ok(());
     }
     let mut switcher = Switcher::new(Patience::Wait);
-    for (_, mut job) in keyed(taken)? {
+    for (item, mut job) in keyed(taken)? {
+        if item.asked {
+            attempts::forget(job.job_id(), item.receipt)?;
+        }
         switcher.end(job.job_id(), &mut job.body, State::Running, to)?;
     }
     Ok(())
 }
 
-fn decide(taken: &[Taken], end: impl Fn(&Taken) -> End) {
+pub(super) fn decide(taken: &[Taken], end: impl Fn(&Taken) -> End) {
     with_log(|log| {
         for item in taken {
             log.decide(item.log, end(item));
@@ -227,6 +243,10 @@ pub enum Verdict {
     },
     /// As `Retry`, and the attempt does not count.
     GiveBack {
+        due: i64,
+    },
+    /// Scheduled until then by its worker; the attempt does not count.
+    Snooze {
         due: i64,
     },
     Fail,
@@ -258,7 +278,9 @@ impl Verdict {
         match self {
             Self::Retry { .. } => (place(State::Retryable), State::Retryable),
             Self::GiveBack { due } if due <= now => (Place::Lane, State::Available),
-            Self::GiveBack { .. } => (place(State::Scheduled), State::Scheduled),
+            Self::GiveBack { .. } | Self::Snooze { .. } => {
+                (place(State::Scheduled), State::Scheduled)
+            }
             Self::Fail => (Place::Any, State::Failed),
             Self::Cancel | Self::Skip => (Place::Any, State::Cancelled),
         }
@@ -313,17 +335,17 @@ pub fn conclude(
 }
 
 /// Cancels attempts for a reason.
-pub fn cancel(hold: Hold, reason: &str) -> Result<()> {
-    conclude(hold, Some(reason), |_| Verdict::Cancel).map(|_| ())
+pub fn cancel(hold: Hold, reason: Option<&str>) -> Result<()> {
+    conclude(hold, reason, |_| Verdict::Cancel).map(|_| ())
 }
 
 /// Gives attempts back: none of them counts. Jobs are read only where a unique key may have
-/// to move.
+/// to move, or the attempt was asked to stop, which cancels its job.
 pub fn give_back(hold: Hold) -> Result<u64> {
     let now = xact::micros();
     let Hold { db, patience, generation, taken } = hold;
     let (with_key, plain): (Vec<Taken>, Vec<Taken>) =
-        taken.into_iter().partition(|item| item.keyed);
+        taken.into_iter().partition(|item| item.keyed || item.asked);
     let mut given_back = 0;
     if !with_key.is_empty() {
         let hold = Hold { db, patience, generation, taken: with_key };
@@ -351,8 +373,8 @@ struct Plan<'a> {
     batches: Vec<Batch>,
     done: Vec<(u32, Done)>,
     deferred: Vec<(u32, Deferred)>,
-    /// Releases under way: lane, chunk, attempts, due.
-    releases: Vec<((u32, i64, i16, i64), u32)>,
+    /// Releases under way: lane, chunk, attempts, due, snoozed.
+    releases: Vec<((u32, i64, i16, i64, bool), u32)>,
 }
 
 impl Plan<'_> {
@@ -366,9 +388,18 @@ impl Plan<'_> {
         attempt: i16,
         verdict: Verdict,
     ) -> Result<Verdict> {
+        let mut reason = None;
+        let verdict = match verdict {
+            // What was asked to stop has no other end but completion.
+            _ if item.asked => {
+                reason = attempts::forget(job.job_id(), item.receipt)?;
+                Verdict::Cancel
+            }
+            verdict => verdict,
+        };
         let (place, to) = verdict.target(job, self.now);
         if to.is_terminal() {
-            return self.end(switcher, item, (job, attempt), verdict, None);
+            return self.end(switcher, item, (job, attempt), verdict, reason);
         }
         match switcher.switch(job.job_id(), &job.body, State::Running, to)? {
             Switched::Busy => return Ok(self.skip(item)),
@@ -384,6 +415,9 @@ impl Plan<'_> {
             }
             Verdict::GiveBack { due } => {
                 self.retry(item, job, attempt - 1, Outcome::Released, due, place)?;
+            }
+            Verdict::Snooze { due } => {
+                self.retry(item, job, attempt - 1, Outcome::Snoozed, due, place)?;
             }
             Verdict::Fail | Verdict::Cancel | Verdict::Skip => {}
         }
@@ -484,14 +518,15 @@ impl Plan<'_> {
     /// Ready again in place. False when timers are used up.
     fn release(&mut self, item: &Taken, used: i16, outcome: Outcome, due: i64) -> bool {
         let (chunk, offset) = split(item.position);
-        let key = (item.lane, chunk, used, due);
+        let snoozed = outcome == Outcome::Snoozed;
+        let key = (item.lane, chunk, used, due, snoozed);
         let known = self.releases.iter().rev().take(8).find(|(k, _)| *k == key).map(|(_, r)| *r);
         let subxact = xact::current_subxact();
         let reserved = super::with(|d| {
             let release = match known {
                 Some(release) => Some(release),
                 None => with_log(|log| {
-                    d.reserve_release(self.db, (item.lane, chunk), used, false, due, log, subxact)
+                    d.reserve_release(self.db, (item.lane, chunk), used, snoozed, due, log, subxact)
                 }),
             };
             if let Some(release) = release {

@@ -6,6 +6,7 @@
 //! nothing; latches are set after its release.
 
 mod callbacks;
+pub mod cancel;
 pub mod check;
 pub mod claim;
 pub mod close;
@@ -14,6 +15,7 @@ mod key_check;
 pub mod keys;
 mod layout;
 pub mod replay;
+pub mod seize;
 mod session;
 pub mod wait;
 

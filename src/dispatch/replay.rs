@@ -17,7 +17,7 @@ use crate::pg::{guc, snapshot::Snapshot, xact};
 use crate::store::evidence::{self, ChunkEvidence, Detail, Evidence, Sight};
 use crate::store::lanes::LaneRow;
 use crate::store::outcome::Outcome;
-use crate::store::{chunks, deferred, epochs, lanes, queues, runtimes, segments};
+use crate::store::{attempts, chunks, deferred, epochs, lanes, queues, runtimes, segments};
 
 /// What a replay has found; `finish` lets claims go on with it, once the transaction that
 /// wrote the epoch has been committed and flushed.
@@ -72,7 +72,9 @@ pub fn run() -> Result<Replayed> {
         open: 0,
         faults: Vec::new(),
     };
-    for total in queues::read_totals(Snapshot::SelfNow)? {
+    let totals = queues::read_totals(Snapshot::SelfNow)?;
+    let pending = queues::read_pending(&totals)?;
+    for total in totals {
         let counts = Counts {
             completed: total.completed,
             failed: total.failed,
@@ -81,9 +83,13 @@ pub fn run() -> Result<Replayed> {
         };
         super::with(|d| d.restore_counts(db, &total.queue, &counts)).map_err(capacity)?;
     }
+    for (xid, queue, count) in pending {
+        restore_queue_change(db, xid, &queue, count)?;
+    }
     restore_deferred(db, position(floor, 0))?;
+    let asked = attempts::asked()?;
     for (segment, known) in segments::read_known()?.into_iter().enumerate() {
-        let restored = Segment { db, segment: segment as u8, names: &names };
+        let restored = Segment { db, segment: segment as u8, names: &names, asked: &asked };
         if let Some(summary) = known.summary {
             restored.restore_summary(&summary)?;
             continue;
@@ -160,6 +166,19 @@ fn begin(db: Db) -> Result<()> {
     Ok(())
 }
 
+/// An open transaction changes a queue's row: its settings, or how many jobs were cancelled
+/// on disk.
+fn restore_queue_change(db: Db, xid: u32, name: &str, count: i32) -> Result<()> {
+    super::with(|d| {
+        let queue = d.ensure_queue(db, name)?;
+        for act in [Act::Cancel { queue, count }, Act::Configure { queue }] {
+            d.restore_doubt(Doubt { db, xid, order: 0, act })?;
+        }
+        Ok(())
+    })
+    .map_err(capacity)
+}
+
 /// Jobs on disk: those deferred since the floor was set are counted by their commits.
 fn restore_deferred(db: Db, below: i64) -> Result<()> {
     let (counts, pending) = deferred::count_all(below)?;
@@ -210,6 +229,8 @@ struct Segment<'a> {
     db: Db,
     segment: u8,
     names: &'a HashMap<i64, LaneRow>,
+    /// Attempts that were asked to stop; see `attempts::asked`.
+    asked: &'a HashMap<i64, Option<u32>>,
 }
 
 impl Segment<'_> {
@@ -234,6 +255,7 @@ impl Segment<'_> {
         self.restore_pending(evidence)?;
         self.restore_open(evidence)?;
         self.restore_released(evidence)?;
+        self.restore_withdrawn(evidence)?;
         self.restore_ends(&evidence.ends)?;
         super::with(|d| {
             let entry = &mut d.base(db).segments[usize::from(segment)];
@@ -311,7 +333,10 @@ impl Segment<'_> {
             let known = claims.get(item.claim).copied().flatten();
             let deadline =
                 if item.deadline == i64::MAX { i64::MAX } else { item.deadline.max(earliest) };
-            let closer = item.closing.map(|(xid, ..)| xid);
+            let asked = self.asked.get(&item.receipt).copied();
+            // Who asks for the end of an attempt holds it, as if to close it.
+            let asker = asked.flatten().filter(|_| item.closing.is_none());
+            let closer = item.closing.map(|(xid, ..)| xid).or(asker);
             let restored = super::with(|d| {
                 let claim = match known {
                     Some(claim) => claim,
@@ -335,6 +360,13 @@ impl Segment<'_> {
             let (claim, at) = restored.map_err(capacity)?;
             if let Some(slot) = claims.get_mut(item.claim) {
                 *slot = Some(claim);
+            }
+            if asked == Some(None) {
+                super::with(|d| d.mark_asked(self.db, item.receipt));
+            }
+            if let Some(xid) = asker {
+                let (receipt, end) = (item.receipt, End::Asked);
+                self.restore_doubt(xid, order as u32, Act::Close { item: at, receipt, end })?;
             }
             if let Some((xid, outcome, due)) = item.closing {
                 self.restore_closing(xid, order as u32, (at, item), &name, outcome, due)?;
@@ -376,6 +408,18 @@ impl Segment<'_> {
             }
         };
         self.restore_doubt(xid, order, Act::Close { item: at, receipt: item.receipt, end })
+    }
+
+    /// Waiting jobs that open transactions dispose of.
+    fn restore_withdrawn(&self, evidence: &Evidence) -> Result<()> {
+        for (order, (xid, position, outcome)) in evidence.withdrawn.iter().enumerate() {
+            let held = super::with(|d| d.restore_withdrawn(self.db, *position, *xid));
+            let Some(release) = held.map_err(capacity)? else { continue };
+            let cancelled = *outcome == Outcome::Cancelled;
+            let act = Act::Withdraw { release, position: *position, cancelled };
+            self.restore_doubt(*xid, order as u32, act)?;
+        }
+        Ok(())
     }
 
     fn restore_released(&self, evidence: &Evidence) -> Result<()> {

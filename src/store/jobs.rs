@@ -10,6 +10,7 @@ use super::outcome::Outcome;
 use super::{deferred, done, history};
 use crate::domain::entities::{SEGMENTS, split};
 use crate::error::Result;
+use crate::pg::datum::Datum;
 use crate::pg::snapshot::Snapshot;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,24 @@ pub enum State {
     Retryable,
     Failed,
     Cancelled,
+}
+
+impl State {
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Scheduled => "scheduled",
+            Self::Available => "available",
+            Self::Running => "running",
+            Self::Completed => "completed",
+            Self::Retryable => "retryable",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    pub fn is_terminal(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
+    }
 }
 
 pub struct Job {
@@ -49,6 +68,18 @@ fn errors(body: &Body, ends: &[AttemptEnd]) -> Vec<String> {
         Some(history::entry(end.attempt, end.closed_at, error).to_string())
     }));
     errors
+}
+
+/// The history of a job with the errors of its attempts in its segment, which are in no body
+/// yet.
+pub fn errors_so_far(segment: u8, placed: &Placed) -> Result<Option<Datum>> {
+    let evidence = evidence::read_job(segment, Snapshot::SelfNow, placed.position)?;
+    let ends = evidence.attempts.get(&placed.position).map_or(&[][..], Vec::as_slice);
+    let mut history = placed.body.history;
+    for end in ends {
+        history = history::with_error(history, end.attempt, end.closed_at, end.error.as_deref());
+    }
+    Ok(history)
 }
 
 /// A body in a segment as a job; None when the segment is done with it and another table has

@@ -2,6 +2,7 @@
 //! stands beside the function that runs it, for everything else.
 
 pub mod acl;
+pub mod attempts;
 pub mod body;
 pub mod chunks;
 pub mod claims;

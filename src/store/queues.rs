@@ -6,7 +6,7 @@ use crate::domain::dispatcher::Dispatcher;
 use crate::domain::entities::{Db, QueueSettings};
 use crate::domain::undo::Act;
 use crate::error::{Error, Result, SqlState};
-use crate::pg::heap::Table;
+use crate::pg::heap::{Fate, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::{catalog, spi, xact};
@@ -152,6 +152,27 @@ pub struct Totals {
     pub completed: i64,
     pub failed: i64,
     pub cancelled: i64,
+}
+
+/// Rows that transactions whose end is open have written: the transaction, the queue, and how
+/// many more jobs are cancelled when it commits.
+pub fn read_pending(committed: &[Totals]) -> Result<Vec<(u32, String, i32)>> {
+    let mut pending = Vec::new();
+    let table = Table::open(catalog::relation("queues")?, LockMode::AccessShare);
+    table.scan(Snapshot::Any, |row| {
+        let Fate::InProgress(xid) = row.fate() else { return Ok(true) };
+        // A transaction that writes a row twice replaces its first version.
+        if row.deleter().is_some_and(|fate| fate != Fate::Aborted) {
+            return Ok(true);
+        }
+        let queue = row.text(1).unwrap_or_default();
+        let before = committed.iter().find(|t| t.queue == queue).map_or(0, |t| t.cancelled);
+        let more = row.i64(8).unwrap_or(0) - before;
+        pending.push((xid, queue, i32::try_from(more).unwrap_or(0)));
+        Ok(true)
+    })?;
+    table.close_release_lock();
+    Ok(pending)
 }
 
 /// Totals of truncated segments, of every queue that has a row.

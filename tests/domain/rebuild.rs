@@ -30,8 +30,13 @@ impl World {
 
     /// Claims and closes are quiesced first; producers are not.
     pub fn rebuild(&mut self) {
-        let quiet =
-            |act| !matches!(act, Act::Claim { .. } | Act::Close { .. } | Act::Release { .. });
+        let quiet = |act| {
+            let quiesced = matches!(
+                act,
+                Act::Claim { .. } | Act::Close { .. } | Act::Release { .. } | Act::Withdraw { .. }
+            );
+            !quiesced
+        };
         if !self.open.iter().all(|t| t.log.entries().iter().all(|e| quiet(e.act))) {
             return;
         }
@@ -47,7 +52,8 @@ impl World {
         if chunks > sizes.chunks && sizes.pages < 32 {
             return;
         }
-        if released.len() + self.truth.pending.len() > sizes.releases
+        let held = self.truth.jobs.values().filter(|job| job.held.is_some()).count();
+        if released.len() + self.truth.pending.len() + held > sizes.releases
             || prepared + open > sizes.doubts
         {
             return;
@@ -183,6 +189,11 @@ impl World {
                 };
                 entry.act = match entry.act {
                     Act::Release { release } => Act::Release { release: releases[&release] },
+                    Act::Withdraw { position, cancelled, .. } => {
+                        let held = d.restore_withdrawn(DB, position, xid).unwrap();
+                        self.truth.jobs.get_mut(&position).unwrap().held = Some(xid);
+                        Act::Withdraw { release: held.unwrap(), position, cancelled }
+                    }
                     Act::Close { receipt, end, .. } => {
                         let end = match end {
                             End::Released(release) => End::Released(releases[&release]),

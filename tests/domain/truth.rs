@@ -66,6 +66,8 @@ pub struct Job {
     pub rollbacks: u8,
     pub state: State,
     pub closing: Option<u32>,
+    /// By the transaction that withdrew it from where `state` says it waits.
+    pub held: Option<u32>,
     pub deadline: i64,
     pub claim: i64,
 }
@@ -171,6 +173,7 @@ impl Truth {
                         rollbacks: 0,
                         state: State::Fresh,
                         closing: None,
+                        held: None,
                         deadline: i64::MAX,
                         claim: 0,
                     };
@@ -186,6 +189,13 @@ impl Truth {
                 }
             }
             Act::Close { receipt, end, .. } => self.commit_close(receipt, end, now),
+            Act::Withdraw { position, cancelled, .. } => {
+                let job = self.jobs.remove(&position).unwrap();
+                assert!(job.held.is_some());
+                self.in_flight[usize::from(job.segment)] -= 1;
+                let totals = &mut self.totals[usize::from(job.key.0)];
+                totals.cancelled += i64::from(cancelled);
+            }
             Act::Lane { lane: _, id } => {
                 let key = self.ids[&id];
                 let known = self.lanes.entry(key).or_insert(id);
@@ -249,7 +259,7 @@ impl Truth {
                 job.state = if due <= now { State::Tail } else { State::Timed { due, snoozed } };
                 return;
             }
-            End::Open => unreachable!("no act of the model leaves an item open"),
+            End::Open | End::Asked => unreachable!("no act of the model leaves an item open"),
             End::Undecided => unreachable!(),
         }
         self.jobs.remove(&position);
@@ -291,6 +301,11 @@ impl Truth {
                 let segment = usize::from(job.segment);
                 self.in_flight[segment] -= 1;
             }
+            Act::Withdraw { position, .. } => {
+                let job = self.jobs.get_mut(&position).unwrap();
+                assert!(job.held.take().is_some());
+                self.in_flight[usize::from(job.segment)] -= 1;
+            }
             Act::Release { release } => {
                 self.pending.remove(&release);
             }
@@ -304,7 +319,7 @@ impl Truth {
     /// Time passed and memory was told.
     pub fn return_due(&mut self, now: i64) {
         let due_by = now.div_euclid(1000) * 1000;
-        for job in self.jobs.values_mut() {
+        for job in self.jobs.values_mut().filter(|job| job.held.is_none()) {
             if let State::Timed { due, .. } | State::Delayed { due } = job.state
                 && due <= due_by
             {

@@ -242,6 +242,7 @@ impl Dispatcher<'_> {
                     rollbacks,
                     as_body: prior == AS_BODY,
                     keyed: false,
+                    asked: false,
                     prior,
                     closer: 0,
                     claim,

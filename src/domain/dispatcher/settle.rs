@@ -95,6 +95,9 @@ impl Dispatcher<'_> {
                 known >= count
             }
             Act::Claim { first, .. } => self.claim_by_first(db, first).is_some(),
+            Act::Withdraw { position, .. } => {
+                doubts.any(|d| matches!(d.act, Act::Withdraw { position: p, .. } if p == position))
+            }
             Act::Close { receipt, .. } => {
                 self.item(db, receipt).is_none()
                     || doubts
@@ -137,6 +140,9 @@ impl Dispatcher<'_> {
                 if self.pending_release(db, release) {
                     self.start_release(release, now);
                 }
+            }
+            Act::Withdraw { release, position, cancelled } => {
+                self.commit_withdrawal(db, release, position, cancelled, now);
             }
             Act::Defer { queue, retryable, count, due } => {
                 if self.queues.get(queue).is_none_or(|q| q.db != db) {
@@ -252,6 +258,9 @@ impl Dispatcher<'_> {
                     self.releases.remove(release);
                 }
             }
+            Act::Withdraw { release, position, .. } => {
+                self.abort_withdrawal(db, release, position);
+            }
             Act::Register { runtime, id } => {
                 if self.runtimes.get(runtime).is_some_and(|r| r.db == db && r.id == id) {
                     self.bury_runtime(runtime);
@@ -281,7 +290,7 @@ impl Dispatcher<'_> {
         at
     }
 
-    fn leave_segment(&mut self, db: Db, segment: u8) {
+    pub(super) fn leave_segment(&mut self, db: Db, segment: u8) {
         let entry = &mut self.base(db).segments[usize::from(segment)];
         entry.in_flight = entry.in_flight.saturating_sub(1);
         self.changed(db, segment);
@@ -330,7 +339,8 @@ impl Dispatcher<'_> {
             }
             End::Moved => true,
             End::Released(_) => false,
-            End::Open => {
+            End::Open | End::Asked => {
+                self.items[at].asked |= end == End::Asked;
                 counts.running += 1;
                 self.items[at].closing = false;
                 self.leave_segment(db, segment);
