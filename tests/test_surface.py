@@ -54,6 +54,21 @@ FUNCTIONS = {
     "cancel_requested": ("receipts bigint[]", "SETOF bigint"),
     "cancel_job": ("job_id bigint, reason text, force boolean", "awa.job_state"),
     "cancel_by_unique_key": ("unique_key text", "bigint"),
+    "list_jobs": (
+        "queue text, state awa.job_state, kind text, tag text, before_id bigint, max_rows integer",
+        "SETOF awa.jobs",
+    ),
+    "job_attempts": (
+        "job_id bigint",
+        "TABLE(attempt integer, receipt bigint, runtime uuid,"
+        " claimed_at timestamp with time zone, closed_at timestamp with time zone,"
+        " outcome text, error text)",
+    ),
+    "dump_job": ("job_id bigint", "jsonb"),
+    "retry_job": ("job_id bigint", "awa.job_state"),
+    "delete_job": ("job_id bigint", "boolean"),
+    "retry_failed": ("queue text, kind text", "bigint"),
+    "discard_failed": ("queue text, kind text", "bigint"),
     "get_job": ("job_id bigint", "SETOF awa.jobs"),
     "prepare_queue": ("queue text", "void"),
     "pause_queue": ("queue text, by text", "boolean"),

@@ -37,7 +37,7 @@ pub fn cancel(
             Ok("cancelled")
         }
         Seized::Running(hold) => {
-            may(&queue_of(&hold))?;
+            may(&hold.queue())?;
             if force {
                 close::cancel(hold, reason)?;
                 return Ok("cancelled");
@@ -59,11 +59,6 @@ pub fn cancel(
         }
         Seized::Unknown => Err(seize::not_found(job_id)),
     }
-}
-
-fn queue_of(hold: &Hold) -> String {
-    let queue = hold.taken.first().map(|item| item.queue);
-    super::with(|d| queue.and_then(|q| d.queues.get(q)).map_or("", |q| q.name()).to_owned())
 }
 
 fn cancel_waiting(waiting: Waiting, reason: Option<&str>) -> Result<()> {

@@ -84,7 +84,9 @@ fn check_owner(
 }
 
 /// Takes jobs. Rolled back, they are ready again and no attempt was used.
-pub fn claim(wanted: &Wanted<'_>) -> Result<Vec<Claimed>> {
+///
+/// None: it took some that cannot run any more, and may find others behind them.
+pub fn claim(wanted: &Wanted<'_>) -> Result<Option<Vec<Claimed>>> {
     let xid = xact::top_xid();
     let subxact = xact::current_subxact();
     let now = xact::micros();
@@ -100,28 +102,51 @@ pub fn claim(wanted: &Wanted<'_>) -> Result<Vec<Claimed>> {
     };
     debug_point!("claim_popped");
     if popped.is_empty() {
-        return Ok(Vec::new());
+        return Ok(Some(Vec::new()));
     }
     let jobs = read_bodies(&popped)?;
     let deadlines = describe(db, wanted, &popped, &jobs, now);
     write_claims(wanted, &popped, &jobs, &deadlines, now)?;
-    let refused = switch_keys(&popped, &jobs)?;
+    let mut refused = expire(&popped, &jobs, now)?;
+    refused.extend(switch_keys(&popped, &jobs, &refused)?);
+    refused.sort_unstable();
     confirm(db, generation)?;
     let mut claimed = deliver(popped, jobs, &deadlines);
     if !refused.is_empty() {
         claimed.retain(|job| refused.binary_search(&job.receipt).is_err());
     }
-    Ok(claimed)
+    Ok((!claimed.is_empty()).then_some(claimed))
+}
+
+/// Cancels the jobs that nobody claimed in time, and returns their receipts, sorted.
+fn expire(popped: &[Popped], jobs: &[Placed], now: i64) -> Result<Vec<i64>> {
+    let is_late = |job: &Placed| job.body.expires_at.is_some_and(|at| at <= now);
+    let is_fresh =
+        |popped: &Popped, job: &Placed| popped.prior == AS_BODY && job.body.attempts == 0;
+    let mut expired: Vec<i64> = popped
+        .iter()
+        .zip(jobs)
+        .filter(|(popped, job)| is_late(job) && is_fresh(popped, job))
+        .map(|(popped, _)| popped.receipt)
+        .collect();
+    if !expired.is_empty() {
+        expired.sort_unstable();
+        close::cancel(close::take(&expired, Closer::Owner)?, Some(keys::EXPIRED))?;
+    }
+    Ok(expired)
 }
 
 /// Moves the unique keys of jobs that start to run. A job whose key has gone to another one
 /// meanwhile does not run: it is cancelled. Returns the receipts of such, sorted.
-fn switch_keys(popped: &[Popped], jobs: &[Placed]) -> Result<Vec<i64>> {
+///
+/// * `ended` - receipts of jobs that came to their end already, sorted
+fn switch_keys(popped: &[Popped], jobs: &[Placed], ended: &[i64]) -> Result<Vec<i64>> {
     let (from, to) = (State::Available, State::Running);
     let mut moving: Vec<(Vec<u8>, &Popped, &Placed)> = Vec::new();
     for (popped, job) in popped.iter().zip(jobs) {
         if let Some((key, mask)) = unique::of_body(&job.body)
             && !mask.same(from, to)
+            && ended.binary_search(&popped.receipt).is_err()
         {
             moving.push((key, popped, job));
         }

@@ -41,6 +41,12 @@ pub struct Hold {
 }
 
 impl Hold {
+    /// The queue of its first item.
+    pub fn queue(&self) -> String {
+        let queue = self.taken.first().map(|item| item.queue);
+        super::with(|d| queue.and_then(|q| d.queues.get(q)).map_or("", |q| q.name()).to_owned())
+    }
+
     /// What `confirm` wants to know.
     pub fn origin(&self) -> (Db, u64) {
         (self.db, self.generation)
@@ -309,6 +315,7 @@ pub fn conclude(
 ) -> Result<Vec<Verdict>> {
     let now = xact::micros();
     let Hold { db, patience, generation, mut taken } = hold;
+    let is_thorough = patience == Patience::Wait && taken.len() == 1;
     let mut switcher = Switcher::new(patience);
     taken.sort_by_key(|item| (item.segment, item.receipt));
     let mut verdicts = Vec::with_capacity(taken.len());
@@ -322,7 +329,7 @@ pub fn conclude(
                 })
                 .collect::<Vec<_>>()
         });
-        let mut plan = Plan { db, now, error, ..Plan::default() };
+        let mut plan = Plan { db, now, error, is_thorough, ..Plan::default() };
         for ((item, job), backoff) in run.iter().zip(&jobs).zip(backoffs) {
             let attempt = attempt_of(item);
             let verdict = judge(&Case { taken: item, job, attempt, backoff });
@@ -369,6 +376,8 @@ struct Plan<'a> {
     db: Db,
     now: i64,
     error: Option<&'a str>,
+    /// An owner or an operator ends single attempts: there is time to look at the earlier ones.
+    is_thorough: bool,
     ends: Vec<(usize, End)>,
     batches: Vec<Batch>,
     done: Vec<(u32, Done)>,
@@ -451,7 +460,7 @@ impl Plan<'_> {
         }
         body.attempts = attempt;
         body.history = crate::store::history::with_error(
-            self.history(job, attempt),
+            self.history(item, job, attempt)?,
             attempt,
             self.now,
             reason.as_deref(),
@@ -474,9 +483,17 @@ impl Plan<'_> {
         Ok(verdict)
     }
 
-    /// The errors the body brought along, and this one.
-    fn history(&self, job: &Placed, attempt: i16) -> Option<Datum> {
-        crate::store::history::with_error(job.body.history, attempt, self.now, self.error)
+    /// The errors the body brought along, those of earlier attempts in its segment, and this
+    /// one. A rescue of thousands does not read the segment for each: what its rows say about
+    /// earlier attempts is told for as long as they are there.
+    fn history(&self, item: &Taken, job: &Placed, attempt: i16) -> Result<Option<Datum>> {
+        let has_earlier = attempt_of(item) > job.body.attempts.saturating_add(1);
+        let history = if has_earlier && self.is_thorough {
+            crate::store::jobs::errors_so_far(item.segment, job)?
+        } else {
+            job.body.history
+        };
+        Ok(crate::store::history::with_error(history, attempt, self.now, self.error))
     }
 
     fn retry(
@@ -497,7 +514,7 @@ impl Plan<'_> {
         }
         let mut body = job.body;
         body.attempts = used;
-        body.history = self.history(job, used);
+        body.history = self.history(item, job, used)?;
         self.deferred.push((
             item.lane,
             Deferred {

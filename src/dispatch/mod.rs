@@ -15,6 +15,7 @@ mod key_check;
 pub mod keys;
 mod layout;
 pub mod replay;
+pub mod revive;
 pub mod seize;
 mod session;
 pub mod wait;

@@ -11,6 +11,7 @@ mod debug;
 mod promote;
 mod replay;
 mod rescue;
+mod retention;
 mod turnover;
 
 use core::time::Duration;
@@ -55,6 +56,7 @@ pub static STEPS: &[Step] = &[
     Step { name: "promote", activity: "awa: promote due jobs", run: promote::promote_due },
     Step { name: "rescue_owner", activity: "awa: rescue orphans", run: rescue::rescue_orphans },
     Step { name: "rescue_deadline", activity: "awa: rescue expired", run: rescue::rescue_expired },
+    Step { name: "retention", activity: "awa: forget failed jobs", run: retention::clean_up },
     Step { name: "rotate", activity: "awa: rotate segments", run: turnover::rotate },
     Step { name: "list", activity: "awa: list sealed segments", run: turnover::list },
     Step { name: "truncate", activity: "awa: truncate segments", run: turnover::truncate },

@@ -46,6 +46,9 @@ impl PromotedKeys {
 
     /// The job back, if it may go on.
     fn switch(&mut self, mut job: Deferred) -> Result<Option<Deferred>> {
+        if job.body.expires_at.is_some_and(|at| at <= self.now) && job.body.attempts == 0 {
+            return self.expire(job);
+        }
         let from = match job.kind {
             Kind::Scheduled => State::Scheduled,
             Kind::Retryable => State::Retryable,
@@ -64,6 +67,22 @@ impl PromotedKeys {
         }
         job.run_at = self.now + AGAIN;
         self.undecided.push(job);
+        Ok(None)
+    }
+
+    /// Nobody has claimed the job in time. None, or back for a while.
+    fn expire(&mut self, mut job: Deferred) -> Result<Option<Deferred>> {
+        let from = match job.kind {
+            Kind::Scheduled => State::Scheduled,
+            Kind::Retryable => State::Retryable,
+        };
+        let mut body = job.body;
+        if self.switcher.end(job.job_id, &mut body, from, State::Cancelled)? {
+            self.cancel(job, body, keys::EXPIRED);
+        } else {
+            job.run_at = self.now + AGAIN;
+            self.undecided.push(job);
+        }
         Ok(None)
     }
 

@@ -19,4 +19,5 @@ pub mod queues;
 pub mod runtimes;
 pub mod segments;
 pub mod settings;
+pub mod timeline;
 pub mod unique;
