@@ -187,6 +187,10 @@ CREATE FUNCTION awa.discard_failed(queue text DEFAULT NULL, kind text DEFAULT NU
 RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_discard_failed';
 COMMENT ON FUNCTION awa.discard_failed IS 'Forgets failed jobs and returns how many';
 
+CREATE FUNCTION awa.configure_queue(queue text, settings jsonb)
+RETURNS jsonb LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_configure_queue';
+COMMENT ON FUNCTION awa.configure_queue IS 'Changes settings of a queue and returns all in force';
+
 CREATE FUNCTION awa.prepare_queue(queue text)
 RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_prepare_queue';
 

@@ -13,4 +13,5 @@ mod produce;
 mod queue;
 mod revive;
 mod runtime;
+mod settings;
 mod unique;

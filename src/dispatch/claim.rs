@@ -12,6 +12,7 @@ use crate::pg::debug_point::debug_point;
 use crate::pg::xact;
 use crate::store::body::{self, Placed};
 use crate::store::claims::{self, ClaimedItem, NewClaim};
+use crate::store::queues;
 use crate::store::unique;
 
 /// Timers that a claim looks at on its way, so that a due job is not late because the
@@ -49,15 +50,36 @@ pub enum Outcome {
 /// writes nothing.
 pub fn look(wanted: &Wanted<'_>) -> Result<Outcome> {
     let now = xact::micros();
+    let mut unread = Vec::new();
+    loop {
+        let outcome = look_once(wanted, now, &mut unread)?;
+        if unread.is_empty() {
+            return Ok(outcome);
+        }
+        // Pauses and settings of these came from nowhere, or have changed.
+        for at in unread.drain(..) {
+            if let Some(name) = wanted.queues.get(at) {
+                queues::ensure_loaded(name)?;
+            }
+        }
+    }
+}
+
+/// * `unread` - which of the queues memory knows without their rows
+fn look_once(wanted: &Wanted<'_>, now: i64, unread: &mut Vec<usize>) -> Result<Outcome> {
     with_open(|d, db| {
+        unread.clear();
         d.return_due(db, now, DUE_AT_ONCE);
         check_owner(d, db, wanted.runtime)?;
         let (mut any, mut paused) = (false, !wanted.queues.is_empty());
-        for name in wanted.queues {
+        for (at, name) in wanted.queues.iter().enumerate() {
             let Some(queue) = d.queue(db, name) else {
                 paused = false;
                 continue;
             };
+            if !d.queues[queue].loaded {
+                unread.push(at);
+            }
             any |= d.claimable(queue) > 0;
             paused &= d.queues[queue].paused;
         }

@@ -17,6 +17,7 @@ use crate::store::closures::{self, NewClosure};
 use crate::store::deferred::{Deferred, Kind};
 use crate::store::done::{self, Done};
 use crate::store::outcome::Outcome;
+use crate::store::queues;
 
 /// A backoff longer than this waits on disk, microseconds.
 const SHORT: i64 = 60_000_000;
@@ -322,6 +323,7 @@ pub fn conclude(
     for run in taken.chunk_by(|a, b| a.segment == b.segment) {
         let positions: Vec<i64> = run.iter().map(|item| item.position).collect();
         let jobs = body::read(run[0].segment, &positions)?;
+        load_settings(run)?;
         let backoffs = super::with(|d| {
             run.iter()
                 .map(|item| {
@@ -339,6 +341,22 @@ pub fn conclude(
     }
     confirm(db, generation)?;
     Ok(verdicts)
+}
+
+/// Makes sure that memory has the settings of the queues of these items.
+fn load_settings(items: &[Taken]) -> Result<()> {
+    let mut unread: Vec<String> = Vec::new();
+    super::with(|d| {
+        for item in items {
+            if let Some(queue) = d.queues.get(item.queue)
+                && !queue.loaded
+                && unread.iter().all(|name| name != queue.name())
+            {
+                unread.push(queue.name().to_owned());
+            }
+        }
+    });
+    unread.iter().try_for_each(|name| queues::ensure_loaded(name).map(|_| ()))
 }
 
 /// Cancels attempts for a reason.

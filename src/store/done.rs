@@ -99,13 +99,13 @@ pub fn write(jobs: &[Done]) -> Result<()> {
     Ok(())
 }
 
-/// Up to `limit` jobs that came to their end until then, oldest first.
-pub fn read_until(until: i64, limit: usize) -> Result<Vec<Done>> {
+/// Up to `limit` of the jobs that came to their end until then, oldest first.
+pub fn read_until(until: i64, limit: usize, is_it: impl Fn(&Done) -> bool) -> Result<Vec<Done>> {
     let mut found = Vec::new();
     let table = Table::open(catalog::relation("done_entries")?, LockMode::AccessShare);
     let index = catalog::relation("done_entries_finalized_at")?;
     table.index_range(index, i64::MIN, until, Snapshot::SelfNow, |row| {
-        found.push(Done::from_row(row)?);
+        found.extend(Some(Done::from_row(row)?).filter(|row| is_it(row)));
         Ok(found.len() < limit)
     })?;
     table.close_release_lock();

@@ -266,11 +266,17 @@ impl Dispatcher<'_> {
                     self.bury_runtime(runtime);
                 }
             }
+            Act::Configure { queue } => {
+                // The transaction may have read its own row into memory.
+                if self.queues.get(queue).is_some_and(|q| q.db == db) {
+                    self.queues[queue].loaded = false;
+                    self.queues[queue].version = self.queues[queue].version.wrapping_add(1);
+                }
+            }
             Act::Lane { .. }
             | Act::Defer { .. }
             | Act::Cancel { .. }
             | Act::Pause { .. }
-            | Act::Configure { .. }
             | Act::Deregister { .. }
             | Act::Rotate { .. }
             | Act::Truncate { .. }
