@@ -70,6 +70,7 @@ FUNCTIONS = {
     "retry_failed": ("queue text, kind text", "bigint"),
     "discard_failed": ("queue text, kind text", "bigint"),
     "configure_queue": ("queue text, settings jsonb", "jsonb"),
+    "get_result": ("job_id bigint, wait interval", "jsonb"),
     "get_job": ("job_id bigint", "SETOF awa.jobs"),
     "prepare_queue": ("queue text", "void"),
     "pause_queue": ("queue text, by text", "boolean"),

@@ -146,6 +146,10 @@ CREATE FUNCTION awa.dump_job(job_id bigint)
 RETURNS jsonb LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_dump_job';
 COMMENT ON FUNCTION awa.dump_job IS 'All there is to know about a job, as one document';
 
+CREATE FUNCTION awa.get_result(job_id bigint, wait interval DEFAULT '0')
+RETURNS jsonb LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_get_result';
+COMMENT ON FUNCTION awa.get_result IS 'The result of a completed job; waits for its end if asked';
+
 CREATE FUNCTION awa.queue_stats_rows()
 RETURNS TABLE (
     queue text, paused boolean, scheduled bigint, available bigint, running bigint,

@@ -11,6 +11,7 @@ mod operate;
 pub mod preload;
 mod produce;
 mod queue;
+mod result;
 mod revive;
 mod runtime;
 mod settings;

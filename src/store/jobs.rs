@@ -58,6 +58,8 @@ pub struct Job {
     pub finalized_at: Option<i64>,
     /// JSON texts, oldest first.
     pub errors: Vec<String>,
+    /// Of a completed one: the text of the jsonb.
+    pub result: Option<String>,
     pub body: Body,
 }
 
@@ -108,6 +110,7 @@ fn weigh(
         attempted_at: last.map(|end| end.claimed_at),
         finalized_at: None,
         errors: errors(&placed.body, ends),
+        result: None,
         body: placed.body,
     };
     if chunk.disposed.contains(offset) {
@@ -115,6 +118,7 @@ fn weigh(
         job.state = State::Completed;
         job.attempt = last.attempt;
         job.finalized_at = Some(last.closed_at);
+        job.result = last.result.clone();
     } else if let Some(item) = open.get(&placed.position).and_then(|at| evidence.open.get(*at)) {
         job.state = State::Running;
         job.attempt = item.attempt;
@@ -168,6 +172,7 @@ fn of_deferred(row: deferred::Deferred) -> Job {
         attempted_at: None,
         finalized_at: None,
         errors: errors(&row.body, &[]),
+        result: None,
         body: row.body,
     }
 }
@@ -186,6 +191,7 @@ fn of_done(row: done::Done) -> Job {
         attempted_at: row.attempted_at,
         finalized_at: Some(row.finalized_at),
         errors: errors(&row.body, &[]),
+        result: None,
         body: row.body,
     }
 }

@@ -39,7 +39,7 @@ pub fn attempts(job_id: i64, snapshot: Snapshot) -> Result<Vec<Attempt>> {
     told.extend(done::find(job_id, snapshot)?.map(|row| row.body.history));
     attempts.sort_by_key(|attempt| attempt.receipt);
     let mut earlier: Vec<Attempt> = Vec::new();
-    for error in told.into_iter().flat_map(|history| history::entries(history)) {
+    for error in told.into_iter().flat_map(history::entries) {
         let Some(found) = of_error(&error) else { continue };
         let same = |a: &Attempt| a.attempt == found.attempt;
         if !attempts.iter().any(same) && !earlier.iter().any(same) {
