@@ -153,3 +153,25 @@ def test_read_only_transactions_read(db, call):
     conn = db.connect()
     conn.execute("BEGIN READ ONLY")
     conn.execute(f"SELECT {call}", {"id": job_id})
+
+
+def test_a_standby_reads(own_db):
+    job_id, = own_db.insert()
+    job, = own_db.claim()
+    own_db.execute("SELECT awa.complete(%s, '7')", job.receipt)
+    standby = own_db.server.make_standby().start()
+    try:
+        with standby.connect(own_db.name) as conn:
+            wait_until(lambda: conn.column("SELECT id FROM awa.terminal_jobs") == [job_id], 20)
+            assert conn.column("SELECT id FROM awa.list_jobs()") == [job_id]
+            assert conn.value("SELECT outcome FROM awa.job_attempts(%s)", job_id) == "completed"
+            assert conn.value("SELECT awa.dump_job(%s) ->> 'state'", job_id) == "completed"
+            assert conn.value("SELECT awa.get_result(%s, '1 s')", job_id) == 7
+            for call in ("cancel_job(1)", "retry_job(1)", "delete_job(1)", "retry_failed()",
+                         "discard_failed()", "snooze(1, '1 s')", "cancel_attempt(1, 'x')",
+                         "configure_queue('q', '{}')", "cancel_by_unique_key('a')",
+                         "cancel_requested('{1}')"):
+                with raises("25006"):
+                    conn.execute(f"SELECT awa.{call}")
+    finally:
+        standby.destroy()

@@ -235,3 +235,11 @@ def test_what_was_claimed_in_time_does_not_expire(db):
     db.execute("SELECT awa.fail(%s, 'x', '1100 ms')", job.receipt)
     job, = wait_until(db.claim, 5)
     assert job.attempt == 2
+
+
+@pytest.mark.parametrize("states", [["available"], ["running"], ["available", "cancelled"]])
+def test_an_expired_job_leaves_its_key_as_its_states_say(db, states):
+    opts = {"unique_states": states, "expires_at": "2000-01-01"}
+    db.insert(unique_key="a", opts=opts)
+    assert db.claim() == []
+    db.check()

@@ -4,7 +4,7 @@ use super::access;
 use super::args::{receipts, required};
 use crate::dispatch;
 use crate::dispatch::cancel;
-use crate::error::{Result, SqlState};
+use crate::error::{Error, Result, SqlState};
 use crate::pg::call::{Call, Returned, sql_function};
 use crate::pg::datum::ToDatum;
 use crate::pg::{catalog, xact};
@@ -43,6 +43,12 @@ fn cancel_by_unique_key(call: &mut Call) -> Result<Returned> {
 }
 
 fn cancel_requested(call: &mut Call) -> Result<Returned> {
+    if xact::is_in_recovery() {
+        return Err(Error::new(
+            SqlState::READ_ONLY_TRANSACTION,
+            "cannot execute awa.cancel_requested() during recovery",
+        ));
+    }
     let receipts = receipts(call, 0)?;
     let mut rows = call.rows()?;
     let master = access::is_master()?;

@@ -4,6 +4,7 @@ use super::close::{self, Hold};
 use super::keys::{Patience, Switcher};
 use super::seize::{self, Seized, Waiting};
 use super::session::{capacity, confirm, reserve_log};
+use crate::domain::entities::AS_BODY;
 use crate::domain::undo::{Act, End};
 use crate::domain::unique::State;
 use crate::error::Result;
@@ -68,8 +69,10 @@ fn cancel_waiting(waiting: Waiting, reason: Option<&str>) -> Result<()> {
     let mut switcher = Switcher::new(Patience::Wait);
     switcher.end(placed.job_id(), &mut body, waiting.state(), State::Cancelled)?;
     body.attempts = waiting.attempts();
-    // What its attempts in this segment said would go with the segment.
-    body.history = jobs::errors_so_far(withdrawn.segment, &placed)?;
+    if withdrawn.prior != AS_BODY {
+        // What its attempts in this segment said would go with the segment.
+        body.history = jobs::errors_so_far(withdrawn.segment, &placed)?;
+    }
     body.history = history::with_error(body.history, body.attempts, now, reason);
     done::write(&[Done {
         job_id: placed.job_id(),

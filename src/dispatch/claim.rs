@@ -129,8 +129,8 @@ pub fn claim(wanted: &Wanted<'_>) -> Result<Option<Vec<Claimed>>> {
     let jobs = read_bodies(&popped)?;
     let deadlines = describe(db, wanted, &popped, &jobs, now);
     write_claims(wanted, &popped, &jobs, &deadlines, now)?;
-    let mut refused = expire(&popped, &jobs, now)?;
-    refused.extend(switch_keys(&popped, &jobs, &refused)?);
+    let mut refused = switch_keys(&popped, &jobs)?;
+    refused.extend(expire(&popped, &jobs, &refused, now)?);
     refused.sort_unstable();
     confirm(db, generation)?;
     let mut claimed = deliver(popped, jobs, &deadlines);
@@ -140,8 +140,11 @@ pub fn claim(wanted: &Wanted<'_>) -> Result<Option<Vec<Claimed>>> {
     Ok((!claimed.is_empty()).then_some(claimed))
 }
 
-/// Cancels the jobs that nobody claimed in time, and returns their receipts, sorted.
-fn expire(popped: &[Popped], jobs: &[Placed], now: i64) -> Result<Vec<i64>> {
+/// Cancels the jobs that nobody claimed in time, and returns their receipts. Their keys are
+/// those of running jobs already.
+///
+/// * `ended` - receipts of jobs that came to their end already, sorted
+fn expire(popped: &[Popped], jobs: &[Placed], ended: &[i64], now: i64) -> Result<Vec<i64>> {
     let is_late = |job: &Placed| job.body.expires_at.is_some_and(|at| at <= now);
     let is_fresh =
         |popped: &Popped, job: &Placed| popped.prior == AS_BODY && job.body.attempts == 0;
@@ -149,6 +152,7 @@ fn expire(popped: &[Popped], jobs: &[Placed], now: i64) -> Result<Vec<i64>> {
         .iter()
         .zip(jobs)
         .filter(|(popped, job)| is_late(job) && is_fresh(popped, job))
+        .filter(|(popped, _)| ended.binary_search(&popped.receipt).is_err())
         .map(|(popped, _)| popped.receipt)
         .collect();
     if !expired.is_empty() {
@@ -160,15 +164,12 @@ fn expire(popped: &[Popped], jobs: &[Placed], now: i64) -> Result<Vec<i64>> {
 
 /// Moves the unique keys of jobs that start to run. A job whose key has gone to another one
 /// meanwhile does not run: it is cancelled. Returns the receipts of such, sorted.
-///
-/// * `ended` - receipts of jobs that came to their end already, sorted
-fn switch_keys(popped: &[Popped], jobs: &[Placed], ended: &[i64]) -> Result<Vec<i64>> {
+fn switch_keys(popped: &[Popped], jobs: &[Placed]) -> Result<Vec<i64>> {
     let (from, to) = (State::Available, State::Running);
     let mut moving: Vec<(Vec<u8>, &Popped, &Placed)> = Vec::new();
     for (popped, job) in popped.iter().zip(jobs) {
         if let Some((key, mask)) = unique::of_body(&job.body)
             && !mask.same(from, to)
-            && ended.binary_search(&popped.receipt).is_err()
         {
             moving.push((key, popped, job));
         }

@@ -72,8 +72,14 @@ pub fn run() -> Result<Replayed> {
         open: 0,
         faults: Vec::new(),
     };
+    // Before the totals: who commits in between is counted by them, and adds nothing.
+    let pending = queues::read_pending()?;
     let totals = queues::read_totals(Snapshot::SelfNow)?;
-    let pending = queues::read_pending(&totals)?;
+    for (xid, queue, cancelled) in pending {
+        let before = totals.iter().find(|t| t.queue == queue).map_or(0, |t| t.cancelled);
+        let more = i32::try_from((cancelled - before).max(0)).unwrap_or(0);
+        restore_queue_change(db, xid, &queue, more)?;
+    }
     for total in totals {
         let counts = Counts {
             completed: total.completed,
@@ -82,9 +88,6 @@ pub fn run() -> Result<Replayed> {
             ..Counts::default()
         };
         super::with(|d| d.restore_counts(db, &total.queue, &counts)).map_err(capacity)?;
-    }
-    for (xid, queue, count) in pending {
-        restore_queue_change(db, xid, &queue, count)?;
     }
     restore_deferred(db, position(floor, 0))?;
     let asked = attempts::asked()?;

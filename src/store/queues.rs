@@ -196,8 +196,8 @@ pub struct Totals {
 }
 
 /// Rows that transactions whose end is open have written: the transaction, the queue, and how
-/// many more jobs are cancelled when it commits.
-pub fn read_pending(committed: &[Totals]) -> Result<Vec<(u32, String, i32)>> {
+/// many jobs it will count as cancelled.
+pub fn read_pending() -> Result<Vec<(u32, String, i64)>> {
     let mut pending = Vec::new();
     let table = Table::open(catalog::relation("queues")?, LockMode::AccessShare);
     table.scan(Snapshot::Any, |row| {
@@ -206,10 +206,7 @@ pub fn read_pending(committed: &[Totals]) -> Result<Vec<(u32, String, i32)>> {
         if row.deleter().is_some_and(|fate| fate != Fate::Aborted) {
             return Ok(true);
         }
-        let queue = row.text(1).unwrap_or_default();
-        let before = committed.iter().find(|t| t.queue == queue).map_or(0, |t| t.cancelled);
-        let more = row.i64(8).unwrap_or(0) - before;
-        pending.push((xid, queue, i32::try_from(more).unwrap_or(0)));
+        pending.push((xid, row.text(1).unwrap_or_default(), row.i64(8).unwrap_or(0)));
         Ok(true)
     })?;
     table.close_release_lock();
