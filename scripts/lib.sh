@@ -33,6 +33,11 @@ as_root() {
     fi
 }
 
+# The build that tests use. With the tests of the domain, although not all need them:
+# their dependencies decide features of ours, and all would be built once more.
+TEST_FEATURES=(--features "debug_points pg_test")
+TEST_BUILD=(--locked "${TEST_FEATURES[@]}" --lib --test domain)
+
 # The folder of RUN_DIR, which must be ours: /var/tmp is everybody's.
 make_run_dir() {
     mkdir -p -m 0755 "$RUN_DIR"

@@ -42,3 +42,17 @@ pgrx::extension_sql_file!(
     requires = ["tables"]
 );
 pgrx::extension_sql_file!("../sql/install/90_access.sql", name = "access", finalize);
+
+#[cfg(feature = "pg_test")]
+#[path = "../pgrx-tests/mod.rs"]
+mod pg_tests;
+
+/// So that `cargo pgrx test` can run them too.
+#[cfg(all(test, feature = "pg_test"))]
+pub mod pg_test {
+    pub fn setup(_options: Vec<&str>) {}
+
+    pub fn postgresql_conf_options() -> Vec<&'static str> {
+        vec!["shared_preload_libraries = 'awa'"]
+    }
+}

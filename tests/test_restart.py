@@ -240,3 +240,31 @@ def test_jobs_deferred_before_the_replay_are_counted_once(own_db):
     own_db.server.reload(awa__enabled=None)
     own_db.wait_served()
     assert own_db.value("SELECT scheduled FROM awa.queue_stats WHERE queue = 'default'") == 2
+
+
+@pytest.mark.parametrize("how", ["rebuild", "fast", "immediate"])
+def test_a_paused_queue_stays_paused(own_db, how):
+    own_db.insert(2)
+    own_db.execute("SELECT awa.pause_queue('default')")
+    if how == "rebuild":
+        own_db.execute("SELECT awa.rebuild()")
+    else:
+        own_db.server.restart(how)
+        own_db.wait_served()
+    assert not own_db.claim()
+    assert own_db.value("SELECT awa.resume_queue('default')")
+    assert len(own_db.claim(max_jobs=2)) == 2
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+def test_a_pause_that_is_prepared_outlives_a_restart(own_db, end):
+    own_db.insert(2)
+    conn = own_db.connect()
+    conn.begin()
+    conn.execute("SELECT awa.pause_queue('default')")
+    conn.execute("PREPARE TRANSACTION 'p'")
+    own_db.server.restart()
+    own_db.wait_served()
+    assert len(own_db.claim()) == 1
+    own_db.execute(f"{end} PREPARED 'p'")
+    assert len(own_db.claim()) == (end == "ROLLBACK")

@@ -42,11 +42,16 @@ def own_base(own_server):
     yield from _served(own_server)
 
 
-def _served(server):
+def served_database(server):
     database = plain_database(server)
     with session(server, database.name) as conn:
         conn.execute("CREATE EXTENSION awa")
     wait_worker(server, database.name)
+    return database
+
+
+def _served(server):
+    database = served_database(server)
     yield database
     database.close_sessions()
     if server.running:
@@ -512,7 +517,10 @@ def test_enabled_off_stops_the_workers(cluster, base):
 
 
 def test_settings_have_the_documented_defaults_and_limits(new_server):
-    server = new_server({"awa.rotate_interval": "60s", "awa.rescue_interval": "30s"})
+    # Where the harness has its own.
+    server = new_server({
+        "awa.rotate_interval": "60s", "awa.rescue_interval": "30s", "awa.completed_retention": "1h",
+    })
     documented = {
         "awa.enabled": ("on", "sighup", None),
         "awa.max_databases": ("16", "postmaster", "1"),
@@ -640,7 +648,9 @@ def test_pg_upgrade_is_not_disturbed(new_server, own_server, own_base):
 # Quiet
 
 
-def test_an_idle_server_writes_and_does_nothing(own_server, own_base):
+def test_an_idle_server_writes_and_does_nothing(new_server):
+    own_server = new_server({"awa.rescue_interval": "30s"})
+    own_base = served_database(own_server)
     with own_server.connect() as conn:
         conn.execute("CHECKPOINT")
         time.sleep(1)
@@ -744,3 +754,29 @@ def test_chaos(own_server):
     assert sorted(running) == sorted(filter(None, names))
     assert "was terminated by signal" not in own_server.log()
     assert "PANIC" not in own_server.log()
+
+
+def test_an_extension_that_was_used_and_rolled_back_leaves_nothing(new_server):
+    """Each CREATE EXTENSION has an oid of its own, and memory of its own."""
+    server = new_server({"awa.max_databases": "2"})
+    with server.connect("postgres") as conn:
+        conn.execute("CREATE DATABASE again")
+
+    def try_it():
+        with server.connect("again") as conn:
+            conn.execute("BEGIN")
+            conn.execute("CREATE EXTENSION awa")
+            conn.execute("SELECT awa.insert_job('lost')")
+            conn.execute("ROLLBACK")
+        return True
+
+    def worked():
+        try:
+            return try_it()
+        except psycopg.Error as error:
+            assert error.sqlstate == "AW004"
+            return False
+
+    # The worker that frees it may come a moment later.
+    for _ in range(6):
+        wait_until(worked, 20, what="memory for one more database")

@@ -970,7 +970,8 @@ SELECT pg_catalog.pg_extension_config_dump('awa.batch_operations', '');
 -- Control.
 
 CREATE TABLE awa.queues (
-    queue      text PRIMARY KEY,
+    -- C: an order that no change of the operating system's collations can break
+    queue      text COLLATE "C" PRIMARY KEY,
     settings   jsonb NOT NULL,
     paused_at  timestamptz,
     paused_by  text,
@@ -989,7 +990,7 @@ CREATE TABLE awa.queue_lanes (
     lane_id  bigint NOT NULL,
     priority smallint NOT NULL,
     shard    smallint NOT NULL,
-    queue    text NOT NULL
+    queue    text COLLATE "C" NOT NULL
 );
 CREATE INDEX queue_lanes_queue ON awa.queue_lanes (queue);
 CREATE INDEX queue_lanes_lane_id ON awa.queue_lanes (lane_id);

@@ -369,3 +369,16 @@ ALTER TABLE awa.deferred_jobs ENABLE ALWAYS TRIGGER foreign_rows;
 CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.queues
     FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
 ALTER TABLE awa.queues ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.queue_lanes
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.queue_lanes ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.segments
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.segments ENABLE ALWAYS TRIGGER foreign_rows;
+
+-- A restore loads the states of the segments after the worker has written the first ones.
+CREATE FUNCTION awa.replace_segment()
+RETURNS trigger LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_replace_segment';
+CREATE TRIGGER replace_segment BEFORE INSERT ON awa.segments
+    FOR EACH ROW EXECUTE FUNCTION awa.replace_segment();
+ALTER TABLE awa.segments ENABLE ALWAYS TRIGGER replace_segment;

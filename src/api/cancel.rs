@@ -54,11 +54,11 @@ fn cancel_requested(call: &mut Call) -> Result<Returned> {
     let master = access::is_master()?;
     for receipt in receipts {
         let queue = dispatch::with_open(|d, db| {
-            d.is_asked(db, receipt).then(|| d.queue_of(db, receipt).map(str::to_owned)).flatten()
+            d.is_asked(db, receipt).then(|| d.queue_of(db, receipt)).flatten()
         })?;
         let Some(queue) = queue else { continue };
         if !master {
-            access::check(&queue, Profile::Worker)?;
+            access::check(&dispatch::queue_name(queue), Profile::Worker)?;
         }
         rows.push(&[Some(receipt.to_datum())])?;
     }

@@ -148,15 +148,16 @@ fn wait_for_jobs(call: &mut Call) -> Result<Returned> {
         ));
     }
     let atomic = procedure::is_atomic(call);
+    // Outside BEGIN it commits, which must not be done to what a procedure wrote before.
+    if xact::top_xid_if_any().is_some() {
+        return Err(Error::new(
+            SqlState::ACTIVE_TRANSACTION,
+            "awa.wait_for_jobs() cannot be called in a transaction that has written",
+        )
+        .hint("Commit first, or use awa.claim() with wait."));
+    }
     let timeout = if atomic {
         // Inside BEGIN it cannot commit, so it holds the transaction's snapshot.
-        if xact::top_xid_if_any().is_some() {
-            return Err(Error::new(
-                SqlState::ACTIVE_TRANSACTION,
-                "awa.wait_for_jobs() cannot be called in a transaction that has written",
-            )
-            .hint("Commit first, or use awa.claim() with wait."));
-        }
         timeout.min(guc::claim_wait_max().as_micros() as i64)
     } else {
         timeout

@@ -29,9 +29,7 @@ pub fn check_access(hold: &Hold) -> Result<()> {
     queues.sort_unstable();
     queues.dedup();
     for queue in queues {
-        let name =
-            dispatch::with(|d| d.queues.get(queue).map_or_else(String::new, |q| q.name().into()));
-        access::check(&name, Profile::Worker)?;
+        access::check(&dispatch::queue_name(queue), Profile::Worker)?;
     }
     Ok(())
 }
@@ -143,11 +141,11 @@ fn extend(call: &mut Call) -> Result<Returned> {
     let master = access::is_master()?;
     for receipt in receipts {
         let moved = loop {
-            let queue = dispatch::with_open(|d, db| d.queue_of(db, receipt).map(str::to_owned))?;
+            let queue = dispatch::with_open(|d, db| d.queue_of(db, receipt))?;
             if let Some(queue) = queue
                 && !master
             {
-                access::check(&queue, Profile::Worker)?;
+                access::check(&dispatch::queue_name(queue), Profile::Worker)?;
             }
             match dispatch::with_open(|d, db| d.extend(db, receipt, by, now))? {
                 Ok(deadline) => break Some(deadline),

@@ -17,6 +17,7 @@ sql_function!(awa_maintain, maintain);
 sql_function!(awa_check, check);
 sql_function!(awa_rebuild, rebuild);
 sql_function!(awa_foreign_rows, foreign_rows);
+sql_function!(awa_replace_segment, replace_segment);
 
 /// How long `rebuild` waits for the worker, microseconds.
 const PATIENCE: i64 = 60_000_000;
@@ -93,4 +94,16 @@ fn foreign_rows(call: &mut Call) -> Result<Returned> {
     dispatch::with(|d| dispatch::log_act(d, db, subxact, Act::Foreign));
     // No row is a null pointer, which is not the same as NULL (trigger.c).
     Ok(Returned::Void)
+}
+
+/// A restored row of a segment takes the place of the one that the worker wrote.
+fn replace_segment(call: &mut Call) -> Result<Returned> {
+    trigger::ensure(call)?;
+    let row = trigger::new_row(call)?;
+    if !spi::is_own()
+        && let Some(segment) = row.i16(1)
+    {
+        segments::remove(segment)?;
+    }
+    Ok(Returned::Value(row.datum()))
 }

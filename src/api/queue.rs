@@ -2,7 +2,8 @@
 
 use super::{access, args};
 use crate::dispatch;
-use crate::domain::entities::Counts;
+use crate::domain::dispatcher::Dispatcher;
+use crate::domain::entities::{Counts, Db, QueueName};
 use crate::domain::table::NIL;
 use crate::error::Result;
 use crate::pg::call::{Call, Returned, sql_function};
@@ -46,6 +47,18 @@ struct Stats {
     rates: (f64, f64),
 }
 
+type Seen = (QueueName, bool, Counts, Option<i64>, (f64, f64));
+
+/// The next queue in memory, and where to go on; it is shown if anybody used it.
+fn look(d: &mut Dispatcher<'_>, db: Db, from: u32, now: i64) -> Option<(u32, Option<Seen>)> {
+    let at = d.queues.next_used(from)?;
+    let queue = &d.queues[at];
+    let used = queue.lanes != NIL || queue.stored || queue.counts != Counts::default();
+    let rates = (queue.enqueued.per_second(now), queue.completed.per_second(now));
+    let seen = (queue.copy_name(), queue.paused, queue.counts, d.oldest_ready(at), rates);
+    Some((at + 1, (queue.db == db && used).then_some(seen)))
+}
+
 fn stats(call: &mut Call) -> Result<Returned> {
     let mut rows = call.rows()?;
     // Queues that have a row but were not used since the start are in no memory yet.
@@ -54,23 +67,14 @@ fn stats(call: &mut Call) -> Result<Returned> {
     }
     let now = xact::micros();
     let mut found: Vec<Stats> = Vec::new();
-    dispatch::with_open(|d, db| {
-        found.clear();
-        for at in d.queues.indexes() {
-            let queue = &d.queues[at];
-            if queue.db == db
-                && (queue.lanes != NIL || queue.stored || queue.counts != Counts::default())
-            {
-                found.push(Stats {
-                    queue: queue.name().to_owned(),
-                    paused: queue.paused,
-                    counts: queue.counts,
-                    oldest: d.oldest_ready(at),
-                    rates: (queue.enqueued.per_second(now), queue.completed.per_second(now)),
-                });
-            }
+    let mut from = 0;
+    // A queue a section: nothing is allocated under the lock.
+    while let Some((next, seen)) = dispatch::with_open(|d, db| look(d, db, from, now))? {
+        from = next;
+        if let Some((name, paused, counts, oldest, rates)) = seen {
+            found.push(Stats { queue: name.as_str().to_owned(), paused, counts, oldest, rates });
         }
-    })?;
+    }
     found.sort_by(|a, b| a.queue.cmp(&b.queue));
     for row in found {
         if !access::may(&row.queue, Profile::Reader)? {

@@ -98,25 +98,14 @@ fn heartbeat(call: &mut Call) -> Result<Returned> {
         let mut known: Vec<i64> = holding.into_iter().flatten().collect();
         known.sort_unstable();
         // A claim whose answer never arrived: nobody works on it.
-        let mut lost = Vec::new();
-        dispatch::with_open(|d, db| {
-            lost.clear();
-            d.items_of(db, &id, now.saturating_sub(timeout), &mut lost);
-        })?;
+        let mut lost = open_items(&id, now.saturating_sub(timeout))?;
         lost.retain(|receipt| known.binary_search(receipt).is_err());
         if !lost.is_empty() {
             lost.sort_unstable();
             close::give_back(close::take(&lost, Closer::Rescue)?)?;
         }
     }
-    let mut asked = Vec::new();
-    dispatch::with_open(|d, db| {
-        asked.clear();
-        if let Some(at) = d.runtime(db, &id) {
-            d.asked_of(at, &mut asked);
-        }
-    })?;
-    for (receipt, segment, position) in asked {
+    for (receipt, segment, position) in asked_items(&id)? {
         // An attempt that ended just now may have no body any more.
         if let Some(job_id) = body::job_id_at(segment, position)? {
             rows.push(&[Some(receipt.to_datum()), Some(job_id.to_datum())])?;
@@ -129,14 +118,11 @@ fn deregister(call: &mut Call) -> Result<Returned> {
     xact::ensure_writable("awa.deregister_runtime()")?;
     let id = required(call.uuid(0), "runtime")?;
     let release = call.bool(1).unwrap_or(true);
-    let mut open = Vec::new();
     let known = dispatch::with_open(|d, db| {
-        open.clear();
-        let at = d.runtime(db, &id).filter(|at| !d.runtimes[*at].dead)?;
-        d.items_of(db, &id, i64::MAX, &mut open);
-        Some((db, at))
+        d.runtime(db, &id).filter(|at| !d.runtimes[*at].dead).map(|at| (db, at))
     })?;
     let Some((db, runtime)) = known else { return Err(dispatch::runtime_gone()) };
+    let mut open = open_items(&id, i64::MAX)?;
     let mut released = 0;
     if release && !open.is_empty() {
         open.sort_unstable();
@@ -149,4 +135,32 @@ fn deregister(call: &mut Call) -> Result<Returned> {
         dispatch::log_act(d, db, subxact, Act::Deregister { runtime, id });
     });
     Ok(Returned::value(released as i64))
+}
+
+/// Receipts of the open attempts of a runtime that were claimed before a time. Room is made
+/// before the lock is taken, and more of it when there was too little.
+fn open_items(id: &[u8; 16], before: i64) -> Result<Vec<i64>> {
+    let mut receipts = Vec::with_capacity(64);
+    loop {
+        receipts.clear();
+        if dispatch::with_open(|d, db| d.items_of(db, id, before, &mut receipts))? {
+            return Ok(receipts);
+        }
+        receipts.reserve(2 * receipts.capacity());
+    }
+}
+
+/// The attempts of a runtime that were asked to stop: receipt, segment, position.
+fn asked_items(id: &[u8; 16]) -> Result<Vec<(i64, u8, i64)>> {
+    let mut asked = Vec::with_capacity(16);
+    loop {
+        asked.clear();
+        let is_all = dispatch::with_open(|d, db| {
+            d.runtime(db, id).is_none_or(|at| d.asked_of(at, &mut asked))
+        })?;
+        if is_all {
+            return Ok(asked);
+        }
+        asked.reserve(2 * asked.capacity());
+    }
 }

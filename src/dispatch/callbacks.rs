@@ -6,6 +6,7 @@
 //! finds a row that memory does not know waits for that lock and asks memory again.
 
 use super::session::{leave_wait, with_log};
+use crate::domain::dispatcher::Dispatcher;
 use crate::domain::undo::Act;
 use crate::error::{Error, Result, SqlState};
 use crate::pg::{debug_point::debug_point, exit, latch, xact};
@@ -52,8 +53,16 @@ fn commit() {
     if !with_log(|log| log.is_empty()) {
         let now = xact::micros();
         super::with(|d| {
+            let mut outlived = false;
             with_log(|log| {
-                for entry in log.entries() {
+                for entry in log.entries().iter().filter(|e| !e.act.is_farewell()) {
+                    outlived |= d.outlived(entry);
+                    d.settle(entry, now);
+                }
+            });
+            settle_own(d, outlived, true, now);
+            with_log(|log| {
+                for entry in log.entries().iter().filter(|e| e.act.is_farewell()) {
                     d.settle(entry, now);
                 }
             });
@@ -61,6 +70,14 @@ fn commit() {
     }
     forget();
     super::replay::committed();
+}
+
+/// Memory was rebuilt under this transaction: what replay restored of its acts ends here. The
+/// commit log is not asked, for nothing may fail in a callback.
+fn settle_own(d: &mut Dispatcher<'_>, outlived: bool, committed: bool, now: i64) {
+    if outlived {
+        xact::for_each_own_xid(|xid| d.settle_doubts(xid, committed, now));
+    }
 }
 
 /// Nothing of this transaction is left to remember.
@@ -76,16 +93,20 @@ fn abort() {
         let now = xact::micros();
         let prepared = super::session::prepared();
         super::with(|d| {
-            if let Some(xid) = prepared {
-                d.drop_doubts(xid);
+            if let Some((xid, first)) = prepared {
+                d.drop_doubts(xid, first);
             }
+            let mut outlived = false;
             with_log(|log| {
                 while let Some(entry) = log.pop() {
+                    outlived |= d.outlived(&entry);
                     d.undo(&entry, now);
                 }
             });
+            settle_own(d, outlived, false, now);
         });
     }
+    super::session::abandon_write();
     forget();
     super::replay::aborted();
     leave_wait();
@@ -97,16 +118,22 @@ fn sub_commit(subxact: u32, parent: u32) {
 
 fn sub_abort(subxact: u32, _parent: u32) {
     super::enqueue::forget_written_lanes();
+    super::session::abandon_write();
+    // A wait is always in the innermost subtransaction.
+    leave_wait();
     if with_log(|log| log.is_empty()) {
         return;
     }
     let now = xact::micros();
     super::with(|d| {
+        let mut outlived = false;
         with_log(|log| {
             while let Some(entry) = log.pop_from(subxact) {
+                outlived |= d.outlived(&entry);
                 d.undo(&entry, now);
             }
         });
+        settle_own(d, outlived, false, now);
     });
 }
 
@@ -130,12 +157,17 @@ fn pre_prepare() -> Result<()> {
         return Ok(());
     }
     let xid = xact::top_xid();
-    if super::with(|d| with_log(|log| d.keep_doubts(xid, log.entries()))) {
-        super::session::set_prepared(Some(xid));
-        Ok(())
-    } else {
-        Err(Error::new(SqlState::CAPACITY, "too many acts in prepared transactions")
-            .detail("The limit follows from \"max_prepared_transactions\"."))
+    match super::with(|d| with_log(|log| d.keep_doubts(xid, log.entries()))) {
+        Some(first) => {
+            super::session::set_prepared(Some((xid, first)));
+            Ok(())
+        }
+        None => Err(Error::new(SqlState::CAPACITY, "too many acts in prepared transactions")
+            .detail(format!(
+                "All prepared transactions together may hold {} acts: an enqueue takes one for \
+                 each call and lane, a close one for each job.",
+                super::capacities().doubts
+            ))),
     }
 }
 

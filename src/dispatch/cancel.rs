@@ -3,7 +3,7 @@
 use super::close::{self, Hold};
 use super::keys::{Patience, Switcher};
 use super::seize::{self, Seized, Waiting};
-use super::session::{capacity, confirm, reserve_log};
+use super::session::confirm;
 use crate::domain::entities::AS_BODY;
 use crate::domain::undo::{Act, End};
 use crate::domain::unique::State;
@@ -115,16 +115,9 @@ fn cancel_deferred(row: Deferred, reason: Option<&str>) -> Result<()> {
 
 /// Its segment says of no such job how it ended, so the queue's row counts it.
 fn count_cancelled(queue: &str) -> Result<()> {
-    let db = super::attach()?;
-    reserve_log(1)?;
+    let (db, generation) = seize::origin()?;
     queues::add_totals(queue, 0, 0, 1)?;
-    let subxact = xact::current_subxact();
-    super::with(|d| {
-        let queue = d.ensure_queue(db, queue)?;
-        super::log_act(d, db, subxact, Act::Cancel { queue, count: 1 });
-        Ok(())
-    })
-    .map_err(capacity)
+    seize::note_row(db, generation, queue, |queue| Act::Cancel { queue, count: 1 })
 }
 
 /// The attempt goes on; its owner learns by heartbeats that it shall stop.

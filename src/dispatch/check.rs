@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 use super::key_check;
 use super::session::{attach, with_open};
 use crate::domain::bits::Bits;
-use crate::domain::entities::{AS_BODY, Counts, Db, ReleaseState, SEGMENTS, split};
+use crate::domain::dispatcher::Dispatcher;
+use crate::domain::entities::{AS_BODY, Counts, Db, QueueName, ReleaseState, SEGMENTS, split};
+use crate::domain::page::PAGE_CHUNKS;
 use crate::error::Result;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::{latch, xact};
@@ -89,46 +91,73 @@ pub fn run() -> Result<Vec<Finding>> {
     }
 }
 
-fn copy(db: Db) -> Result<Memory> {
-    let memory = with_open(|d, _| {
-        let mut memory = Memory {
-            changes: d.base(db).changes,
-            chunks: BTreeMap::new(),
-            items: HashMap::new(),
-            releases: Vec::new(),
-            counts: BTreeMap::new(),
-        };
+/// Flat copies, for which room is made before the lock is taken.
+#[derive(Default)]
+struct Raw {
+    chunks: Vec<(i64, MemoryChunk)>,
+    items: Vec<(i64, MemoryItem)>,
+    releases: Vec<MemoryRelease>,
+    counts: Vec<(QueueName, Counts)>,
+}
+
+/// How many of each there are: chunks, items, releases, queues.
+fn sizes(d: &Dispatcher<'_>) -> [usize; 4] {
+    let cold = d.pages.used() * PAGE_CHUNKS;
+    [d.chunks.used() + cold, d.items.used(), d.releases.used(), d.queues.used()]
+}
+
+impl Raw {
+    fn has_room(&self, [chunks, items, releases, queues]: [usize; 4]) -> bool {
+        self.chunks.capacity() >= chunks
+            && self.items.capacity() >= items
+            && self.releases.capacity() >= releases
+            && self.counts.capacity() >= queues
+    }
+
+    /// Makes room for all there is, and for some that may come meanwhile.
+    fn make_room(&mut self) {
+        let [chunks, items, releases, queues] =
+            super::with(|d| sizes(d)).map(|count| count + count / 8 + 64);
+        self.chunks.reserve(chunks);
+        self.items.reserve(items);
+        self.releases.reserve(releases);
+        self.counts.reserve(queues);
+    }
+
+    /// The change counter that the copies belong to; None when there was too little room.
+    fn fill(&mut self, d: &mut Dispatcher<'_>, db: Db) -> Option<u64> {
+        if !self.has_room(sizes(d)) {
+            return None;
+        }
         for at in d.chunks.indexes() {
             let chunk = &d.chunks[at];
             if chunk.db == db {
-                memory.chunks.insert(
-                    chunk.number,
-                    MemoryChunk {
-                        ready: chunk.bits,
-                        live: chunk.live,
-                        in_flight: chunk.in_flight,
-                        cold: false,
-                        segment: chunk.segment,
-                    },
-                );
+                let copy = MemoryChunk {
+                    ready: chunk.bits,
+                    live: chunk.live,
+                    in_flight: chunk.in_flight,
+                    cold: false,
+                    segment: chunk.segment,
+                };
+                self.chunks.push((chunk.number, copy));
             }
         }
         d.for_each_cold(db, |number, segment, ready| {
             let chunk = MemoryChunk { live: ready, cold: true, segment, ..MemoryChunk::default() };
-            memory.chunks.insert(number, chunk);
+            self.chunks.push((number, chunk));
         });
         for at in d.items.indexes() {
             let item = &d.items[at];
             if item.db == db {
                 let committed = d.claims[item.claim].committed;
                 let entry = MemoryItem { position: item.position, committed, prior: item.prior };
-                memory.items.insert(item.receipt, entry);
+                self.items.push((item.receipt, entry));
             }
         }
         for at in d.releases.indexes() {
             let release = &d.releases[at];
             if release.db == db && release.state != ReleaseState::Pending {
-                memory.releases.push(MemoryRelease {
+                self.releases.push(MemoryRelease {
                     chunk: release.chunk,
                     bits: release.bits,
                     prior: release.prior,
@@ -139,12 +168,29 @@ fn copy(db: Db) -> Result<Memory> {
         for at in d.queues.indexes() {
             let queue = &d.queues[at];
             if queue.db == db && queue.counts != Counts::default() {
-                memory.counts.insert(queue.name().to_owned(), queue.counts);
+                self.counts.push((queue.copy_name(), queue.counts));
             }
         }
-        memory
-    })?;
-    load_cold(memory)
+        Some(d.base(db).changes)
+    }
+}
+
+fn copy(db: Db) -> Result<Memory> {
+    let mut raw = Raw::default();
+    let changes = loop {
+        raw.make_room();
+        if let Some(changes) = with_open(|d, _| raw.fill(d, db))? {
+            break changes;
+        }
+    };
+    let counts = raw.counts.into_iter().map(|(name, c)| (name.as_str().to_owned(), c));
+    load_cold(Memory {
+        changes,
+        chunks: raw.chunks.into_iter().collect(),
+        items: raw.items.into_iter().collect(),
+        releases: raw.releases,
+        counts: counts.collect(),
+    })
 }
 
 /// The jobs of cold chunks are those that their committed rows show.

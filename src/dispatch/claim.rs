@@ -12,8 +12,7 @@ use crate::pg::debug_point::debug_point;
 use crate::pg::xact;
 use crate::store::body::{self, Placed};
 use crate::store::claims::{self, ClaimedItem, NewClaim};
-use crate::store::queues;
-use crate::store::unique;
+use crate::store::{queues, unique};
 
 /// Timers that a claim looks at on its way, so that a due job is not late because the
 /// worker is.
@@ -50,47 +49,40 @@ pub enum Outcome {
 /// writes nothing.
 pub fn look(wanted: &Wanted<'_>) -> Result<Outcome> {
     let now = xact::micros();
-    let mut unread = Vec::new();
+    let mut unknown: Vec<&String> = Vec::with_capacity(wanted.queues.len());
     loop {
-        let outcome = look_once(wanted, now, &mut unread)?;
-        if unread.is_empty() {
-            return Ok(outcome);
-        }
-        // Pauses and settings of these came from nowhere, or have changed.
-        for at in unread.drain(..) {
-            if let Some(name) = wanted.queues.get(at) {
-                queues::ensure_loaded(name)?;
+        let seen = with_open(|d, db| {
+            unknown.clear();
+            d.return_due(db, now, DUE_AT_ONCE);
+            check_owner(d, db, wanted.runtime)?;
+            let (mut any, mut paused) = (false, !wanted.queues.is_empty());
+            for name in wanted.queues {
+                let Some(queue) = d.queue(db, name) else {
+                    paused = false;
+                    continue;
+                };
+                if !d.queues[queue].loaded {
+                    unknown.push(name);
+                }
+                any |= d.claimable(queue) > 0;
+                paused &= d.queues[queue].paused;
             }
+            Ok::<_, Error>(if any {
+                Outcome::Claimed
+            } else if paused {
+                Outcome::Paused
+            } else {
+                Outcome::Empty
+            })
+        })??;
+        if unknown.is_empty() {
+            return Ok(seen);
+        }
+        // After a start or a change, the tables have to tell what is paused.
+        for name in unknown.drain(..) {
+            queues::ensure_loaded(name)?;
         }
     }
-}
-
-/// * `unread` - which of the queues memory knows without their rows
-fn look_once(wanted: &Wanted<'_>, now: i64, unread: &mut Vec<usize>) -> Result<Outcome> {
-    with_open(|d, db| {
-        unread.clear();
-        d.return_due(db, now, DUE_AT_ONCE);
-        check_owner(d, db, wanted.runtime)?;
-        let (mut any, mut paused) = (false, !wanted.queues.is_empty());
-        for (at, name) in wanted.queues.iter().enumerate() {
-            let Some(queue) = d.queue(db, name) else {
-                paused = false;
-                continue;
-            };
-            if !d.queues[queue].loaded {
-                unread.push(at);
-            }
-            any |= d.claimable(queue) > 0;
-            paused &= d.queues[queue].paused;
-        }
-        Ok(if any {
-            Outcome::Claimed
-        } else if paused {
-            Outcome::Paused
-        } else {
-            Outcome::Empty
-        })
-    })?
 }
 
 fn check_owner(
@@ -115,8 +107,11 @@ pub fn claim(wanted: &Wanted<'_>) -> Result<Option<Vec<Claimed>>> {
     reserve_log(wanted.max_jobs)?;
     let mut popped: Vec<Popped> = Vec::with_capacity(wanted.max_jobs);
     let mut queues: Vec<u32> = Vec::with_capacity(wanted.queues.len());
+    // What was popped first counts: a rebuild since then has forgotten it.
+    let mut begun = None;
     let (db, generation) = loop {
         let (db, generation, claimed) = pop(wanted, xid, subxact, now, &mut queues, &mut popped)?;
+        let generation = *begun.get_or_insert(generation);
         match claimed {
             domain::Claimed::All => break (db, generation),
             domain::Claimed::NeedsChunk(cold) => load_chunk(db, cold.number, cold.segment)?,
@@ -250,7 +245,7 @@ fn describe(db: Db, wanted: &Wanted<'_>, popped: &[Popped], jobs: &[Placed], now
         if wanted.deadline.is_some() {
             return None;
         }
-        // SAFETY-free: the column is an interval; see store::body.
+        // The column is an interval; see store::body.
         job.body.attempt_deadline.map(interval_micros)
     };
     let deadlines: Vec<i64> = popped
@@ -326,14 +321,11 @@ fn write_claims(
 
 fn deliver(popped: Vec<Popped>, jobs: Vec<Placed>, deadlines: &[i64]) -> Vec<Claimed> {
     let mut names: Vec<(u32, String)> = Vec::new();
-    super::with(|d| {
-        for p in &popped {
-            if names.iter().all(|(queue, _)| *queue != p.queue) {
-                let name = d.queues.get(p.queue).map_or("", |q| q.name()).to_owned();
-                names.push((p.queue, name));
-            }
+    for p in &popped {
+        if names.iter().all(|(queue, _)| *queue != p.queue) {
+            names.push((p.queue, super::queue_name(p.queue)));
         }
-    });
+    }
     popped
         .into_iter()
         .zip(jobs)

@@ -3,8 +3,9 @@
 use super::enqueue::write_deferred;
 use super::keys::{self, Patience, Switched, Switcher};
 use super::session::{confirm, reserve_log, with_log, with_open};
+use crate::domain::backoff::Backoff;
 use crate::domain::dispatcher::{Take, Taken};
-use crate::domain::entities::{Db, split};
+use crate::domain::entities::{Database, Db, split};
 use crate::domain::undo::End;
 use crate::domain::unique::State;
 use crate::error::{Error, Result, SqlState};
@@ -44,8 +45,7 @@ pub struct Hold {
 impl Hold {
     /// The queue of its first item.
     pub fn queue(&self) -> String {
-        let queue = self.taken.first().map(|item| item.queue);
-        super::with(|d| queue.and_then(|q| d.queues.get(q)).map_or("", |q| q.name()).to_owned())
+        self.taken.first().map_or_else(String::new, |item| super::queue_name(item.queue))
     }
 
     /// What `confirm` wants to know.
@@ -71,22 +71,35 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
     let xid = xact::top_xid();
     let subxact = xact::current_subxact();
     let mut taken = Vec::with_capacity(receipts.len());
-    let mut busy: Vec<(i64, u32)> = Vec::new();
+    let mut busy: Vec<(i64, u32)> = Vec::with_capacity(receipts.len());
     // One entry for the item, one for a release it may need.
     reserve_log(2 * receipts.len())?;
     let (owner, waits) = (closer == Closer::Owner, closer != Closer::Rescue);
-    let (db, generation) = with_open(|d, db| {
-        with_log(|log| {
-            for receipt in receipts {
-                match d.take(db, *receipt, xid, subxact, owner, log) {
-                    Take::Taken(item) => taken.push(item),
-                    Take::Busy(holder) => busy.push((*receipt, holder)),
-                    Take::Stale => {}
-                }
+    let mut probed = false;
+    let (db, generation) = loop {
+        let begun = with_open(|d, db| {
+            let Database { generation, doubts_due, .. } = *d.base(db);
+            if doubts_due && !probed {
+                return None;
             }
-        });
-        (db, d.databases[usize::from(db)].generation)
-    })?;
+            with_log(|log| {
+                for receipt in receipts {
+                    match d.take(db, *receipt, xid, subxact, owner, log) {
+                        Take::Taken(item) => taken.push(item),
+                        Take::Busy(holder) => busy.push((*receipt, holder)),
+                        Take::Stale => {}
+                    }
+                }
+            });
+            Some((db, generation))
+        })?;
+        match begun {
+            Some(begun) => break begun,
+            // After a rebuild, an item may look taken by a subtransaction that is gone.
+            None => super::probe_doubts(),
+        }
+        probed = true;
+    };
     if waits {
         debug_point!("close_taken");
         for (receipt, mut holder) in busy {
@@ -299,7 +312,7 @@ pub struct Case<'a> {
     pub taken: &'a Taken,
     pub job: &'a Placed,
     pub attempt: i16,
-    pub backoff: crate::domain::backoff::Backoff,
+    pub backoff: Backoff,
 }
 
 /// The number of the attempt. Claims tell memory about attempts that a body brought along,
@@ -323,15 +336,8 @@ pub fn conclude(
     for run in taken.chunk_by(|a, b| a.segment == b.segment) {
         let positions: Vec<i64> = run.iter().map(|item| item.position).collect();
         let jobs = body::read(run[0].segment, &positions)?;
-        load_settings(run)?;
-        let backoffs = super::with(|d| {
-            run.iter()
-                .map(|item| {
-                    d.queues.get(item.queue).map_or_else(Default::default, |q| q.settings.backoff)
-                })
-                .collect::<Vec<_>>()
-        });
-        let mut plan = Plan { db, now, error, is_thorough, ..Plan::default() };
+        let backoffs = backoffs(run)?;
+        let mut plan = Plan { db, generation, now, error, is_thorough, ..Plan::default() };
         for ((item, job), backoff) in run.iter().zip(&jobs).zip(backoffs) {
             let attempt = attempt_of(item);
             let verdict = judge(&Case { taken: item, job, attempt, backoff });
@@ -343,20 +349,30 @@ pub fn conclude(
     Ok(verdicts)
 }
 
-/// Makes sure that memory has the settings of the queues of these items.
-fn load_settings(items: &[Taken]) -> Result<()> {
-    let mut unread: Vec<String> = Vec::new();
+/// How each attempt's queue backs off, as its settings are now.
+fn backoffs(taken: &[Taken]) -> Result<Vec<Backoff>> {
+    // Under the lock nothing is allocated: room for all is made before.
+    let mut unloaded: Vec<u32> = Vec::with_capacity(taken.len());
     super::with(|d| {
-        for item in items {
-            if let Some(queue) = d.queues.get(item.queue)
-                && !queue.loaded
-                && unread.iter().all(|name| name != queue.name())
-            {
-                unread.push(queue.name().to_owned());
+        for item in taken {
+            let unread = d.queues.get(item.queue).is_some_and(|q| !q.loaded);
+            if unread && unloaded.last() != Some(&item.queue) {
+                unloaded.push(item.queue);
             }
         }
     });
-    unread.iter().try_for_each(|name| queues::ensure_loaded(name).map(|_| ()))
+    unloaded.sort_unstable();
+    unloaded.dedup();
+    for queue in unloaded {
+        queues::ensure_loaded(&super::queue_name(queue))?;
+    }
+    let mut backoffs = Vec::with_capacity(taken.len());
+    super::with(|d| {
+        backoffs.extend(taken.iter().map(|item| {
+            d.queues.get(item.queue).map_or_else(Default::default, |q| q.settings.backoff)
+        }));
+    });
+    Ok(backoffs)
 }
 
 /// Cancels attempts for a reason.
@@ -377,9 +393,9 @@ pub fn give_back(hold: Hold) -> Result<u64> {
         let verdicts = conclude(hold, None, |_| Verdict::GiveBack { due: now })?;
         given_back += verdicts.iter().filter(|v| matches!(v, Verdict::GiveBack { .. })).count();
     }
-    let mut plan = Plan { db, now, ..Plan::default() };
+    let mut plan = Plan { db, generation, now, ..Plan::default() };
     for item in &plain {
-        if !plan.release(item, item.prior, Outcome::Released, now) {
+        if !plan.release(item, item.prior, Outcome::Released, now)? {
             return Err(super::capacity(crate::domain::dispatcher::Full::Timers));
         }
     }
@@ -392,6 +408,7 @@ pub fn give_back(hold: Hold) -> Result<u64> {
 #[derive(Default)]
 struct Plan<'a> {
     db: Db,
+    generation: u64,
     now: i64,
     error: Option<&'a str>,
     /// An owner or an operator ends single attempts: there is time to look at the earlier ones.
@@ -524,7 +541,7 @@ impl Plan<'_> {
         place: Place,
     ) -> Result<()> {
         let is_short = due - self.now <= SHORT;
-        if is_short && place != Place::Deferred && self.release(item, used, outcome, due) {
+        if is_short && place != Place::Deferred && self.release(item, used, outcome, due)? {
             return Ok(());
         }
         if place == Place::Lane {
@@ -551,13 +568,17 @@ impl Plan<'_> {
     }
 
     /// Ready again in place. False when timers are used up.
-    fn release(&mut self, item: &Taken, used: i16, outcome: Outcome, due: i64) -> bool {
+    fn release(&mut self, item: &Taken, used: i16, outcome: Outcome, due: i64) -> Result<bool> {
         let (chunk, offset) = split(item.position);
         let snoozed = outcome == Outcome::Snoozed;
         let key = (item.lane, chunk, used, due, snoozed);
         let known = self.releases.iter().rev().take(8).find(|(k, _)| *k == key).map(|(_, r)| *r);
         let subxact = xact::current_subxact();
         let reserved = super::with(|d| {
+            if d.base(self.db).generation != self.generation {
+                // The index of a release means another one now.
+                return Err(super::replaying());
+            }
             let release = match known {
                 Some(release) => Some(release),
                 None => with_log(|log| {
@@ -567,17 +588,17 @@ impl Plan<'_> {
             if let Some(release) = release {
                 d.add_to_release(release, offset);
             }
-            release
-        });
+            Ok(release)
+        })?;
         let Some(release) = reserved else {
-            return false;
+            return Ok(false);
         };
         if known.is_none() {
             self.releases.push((key, release));
         }
         batch(&mut self.batches, item, outcome, Some(due));
         self.ends.push((item.log, End::Released(release)));
-        true
+        Ok(true)
     }
 
     fn carry_out(mut self) -> Result<()> {
@@ -604,19 +625,21 @@ impl Plan<'_> {
         if self.done.is_empty() && self.deferred.is_empty() {
             return;
         }
-        super::with(|d| {
-            let name = |lane: u32| {
-                d.lanes.get(lane).map_or_else(
-                    || (String::new(), 0),
-                    |l| (d.queues.get(l.queue).map_or("", |q| q.name()).to_owned(), l.shard),
-                )
-            };
-            for (lane, row) in &mut self.done {
-                (row.queue, row.shard) = name(*lane);
+        // Most rows of a batch are of one lane.
+        let mut known: Option<(u32, String, u8)> = None;
+        let mut name = |lane: u32| {
+            if known.as_ref().is_none_or(|(of, ..)| *of != lane) {
+                let found = super::with(|d| d.lanes.get(lane).map(|l| (l.queue, l.shard)));
+                let (queue, shard) = found.unwrap_or((crate::domain::table::NIL, 0));
+                known = Some((lane, super::queue_name(queue), shard));
             }
-            for (lane, row) in &mut self.deferred {
-                (row.queue, row.shard) = name(*lane);
-            }
-        });
+            known.as_ref().map_or_else(Default::default, |(_, name, shard)| (name.clone(), *shard))
+        };
+        for (lane, row) in &mut self.done {
+            (row.queue, row.shard) = name(*lane);
+        }
+        for (lane, row) in &mut self.deferred {
+            (row.queue, row.shard) = name(*lane);
+        }
     }
 }

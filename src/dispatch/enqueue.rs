@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::keys::{self, Patience, Switched, Switcher};
-use super::session::{attach, capacity, confirm, reserve_log, with_log};
+use super::session::{attach, begin_write, capacity, end_write, reserve_log, with_log};
 use crate::domain::dispatcher::{Grant, Granted};
 use crate::domain::entities::{Db, QueueSettings, position};
 use crate::domain::undo::Act;
@@ -70,7 +70,7 @@ pub fn enqueue(mut jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
     let now = xact::micros();
     // Before anything else: nobody waits for us while we wait for a key.
     let keyed = take_keys(db, now, &mut jobs)?;
-    let generation = super::generation(db);
+    begin_write(db)?;
     let mut ids = vec![0; jobs.len()];
     let mut ready = Groups::default();
     let mut later = Vec::new();
@@ -102,7 +102,7 @@ pub fn enqueue(mut jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
     if !later.is_empty() {
         defer(db, later, &mut ids)?;
     }
-    confirm(db, generation)?;
+    end_write();
     let enqueued = |(at, id): (usize, i64)| match keyed.get(at) {
         Some(duplicate) if duplicate.is_duplicate => *duplicate,
         _ => Enqueued { id, is_duplicate: false },
@@ -156,12 +156,11 @@ fn take_keys(db: Db, now: i64, jobs: &mut [NewJob]) -> Result<Vec<Enqueued>> {
     Ok(taken)
 }
 
-/// Writes the bodies of promoted jobs of one queue; their rows in `deferred_jobs` are the
-/// caller's to delete, in the same transaction.
+/// Writes the bodies of promoted jobs of one queue; their rows elsewhere are the caller's to
+/// delete, in the same transaction and, if replay counts them, the same `begin_write`.
 pub fn promote(queue: &str, jobs: Vec<Promoted>) -> Result<()> {
     let db = attach()?;
     let now = xact::micros();
-    let generation = super::generation(db);
     let mut ids = vec![0; jobs.len()];
     let mut ready = Groups::default();
     for (at, job) in jobs.into_iter().enumerate() {
@@ -170,7 +169,7 @@ pub fn promote(queue: &str, jobs: Vec<Promoted>) -> Result<()> {
     for group in ready.groups {
         write_group(db, &group, now, &mut ids)?;
     }
-    confirm(db, generation)
+    Ok(())
 }
 
 /// Sessions spread over the shards of a queue, each stays on its own.
@@ -359,15 +358,26 @@ fn defer(db: Db, jobs: Vec<Later>, ids: &mut [i64]) -> Result<()> {
 
 /// Puts jobs aside, and tells the worker when the transaction commits.
 pub fn write_deferred(db: Db, rows: &[deferred::Deferred]) -> Result<()> {
-    reserve_log(rows.len())?;
+    // A note a queue and kind: calls name few queues.
+    let mut notes: Vec<(&str, bool, i32, i64)> = Vec::new();
+    for row in rows {
+        let retryable = row.kind == deferred::Kind::Retryable;
+        let same = |n: &&mut (&str, bool, i32, i64)| n.0 == row.queue && n.1 == retryable;
+        match notes.iter_mut().rev().find(same) {
+            Some((_, _, count, due)) => {
+                *count += 1;
+                *due = row.run_at.min(*due);
+            }
+            None => notes.push((&row.queue, retryable, 1, row.run_at)),
+        }
+    }
+    reserve_log(notes.len())?;
     let subxact = xact::current_subxact();
     // Before the rows: a rebuild that sees them leaves out what was noted before it began.
     super::with(|d| {
-        for row in rows {
-            let queue = d.ensure_queue(db, &row.queue)?;
-            let retryable = row.kind == deferred::Kind::Retryable;
-            let act = Act::Defer { queue, retryable, count: 1, due: row.run_at };
-            super::log_act(d, db, subxact, act);
+        for (queue, retryable, count, due) in notes {
+            let queue = d.ensure_queue(db, queue)?;
+            super::log_act(d, db, subxact, Act::Defer { queue, retryable, count, due });
         }
         Ok(())
     })

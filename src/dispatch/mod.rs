@@ -31,8 +31,8 @@ use crate::supervisor;
 pub use callbacks::{install, probe_doubts, runtime_gone};
 pub use layout::{Capacities, Layout};
 pub use session::{
-    attach, capacity, confirm, is_waiting, leave_wait, log_act, reserve_log, set_waiting, with_log,
-    with_open,
+    attach, begin_write, capacity, confirm, end_write, is_waiting, leave_wait, log_act,
+    log_written, reserve_log, set_waiting, with_log, with_open,
 };
 
 /// The number of the dispatcher lock in the tranche.
@@ -119,9 +119,28 @@ pub fn callbacks() -> supervisor::Callbacks {
         on_drop_extension: |database, extension| {
             forget(|d| d.oid == database && d.extension == extension);
         },
+        on_extension: |database, extension| {
+            forget(|d| d.oid == database && Some(d.extension) != extension);
+        },
         on_databases: |databases| forget(|d| !databases.contains(&d.oid)),
-        after_commit_prepared: |_gid, _committed| probe_doubts(),
+        after_commit_prepared: |_committed| {
+            probe_doubts();
+            forget_settings();
+        },
     }
+}
+
+/// A prepared transaction may have changed settings before memory was rebuilt: they are read
+/// again when they are needed.
+fn forget_settings() {
+    with(|d| {
+        let mut from = 0;
+        while let Some(at) = d.queues.next_used(from) {
+            from = at + 1;
+            d.queues[at].loaded = false;
+            d.queues[at].version = d.queues[at].version.wrapping_add(1);
+        }
+    });
 }
 
 /// Frees the memory of databases that are gone.
@@ -162,6 +181,12 @@ pub fn replaying() -> Error {
 /// A database of the dispatcher, by its slot.
 pub type Slot = Db;
 
+/// The name of a queue in memory; empty for one that is not there any more.
+pub fn queue_name(queue: u32) -> String {
+    let name = with(|d| d.queues.get(queue).map(|q| q.copy_name()));
+    name.map_or_else(String::new, |name| name.as_str().to_owned())
+}
+
 /// The deadline of an open attempt, if memory is there to tell; MAX: none.
 pub fn deadline_of(receipt: i64) -> Option<i64> {
     let (oid, extension) = catalog::identity().ok()?;
@@ -174,6 +199,11 @@ pub fn deadline_of(receipt: i64) -> Option<i64> {
 /// Whether memory of this database equals its tables.
 pub fn is_open(db: Db) -> bool {
     with(|d| d.base(db).phase == Phase::Open)
+}
+
+/// Whether nothing says that memory may not equal the tables.
+pub fn is_trusted(db: Db) -> bool {
+    with(|d| d.base(db).phase == Phase::Open && !d.base(db).replay_due)
 }
 
 /// Which rebuild of memory this is; see `confirm`.

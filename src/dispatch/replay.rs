@@ -13,7 +13,7 @@ use crate::domain::dispatcher::{Full, LaneName, Restored};
 use crate::domain::entities::{Counts, Db, Doubt, Liveness, Phase, Runtime, position, split};
 use crate::domain::undo::{Act, End};
 use crate::error::{Error, Result};
-use crate::pg::{guc, snapshot::Snapshot, xact};
+use crate::pg::{catalog, guc, latch, lock, snapshot::Snapshot, xact};
 use crate::store::evidence::{self, ChunkEvidence, Detail, Evidence, Sight};
 use crate::store::lanes::LaneRow;
 use crate::store::outcome::Outcome;
@@ -56,9 +56,18 @@ pub fn is_done_since(db: Db, before: u64) -> bool {
     })
 }
 
-/// Reads the tables into memory.
-pub fn run() -> Result<Replayed> {
+/// Reads the tables into memory. None: another session is at it, and its transaction is
+/// still open.
+pub fn run() -> Result<Option<Replayed>> {
     let db = attach()?;
+    // Two that fill memory at a time would fill it twice.
+    if !lock::try_hold_key(catalog::relation("boot_epochs")?, 0) {
+        return Ok(None);
+    }
+    if !is_due()? {
+        // It has just been done.
+        return Ok(None);
+    }
     segments::seed()?;
     begin(db)?;
     let floor = super::with(|d| d.base(db).floor);
@@ -73,12 +82,11 @@ pub fn run() -> Result<Replayed> {
         faults: Vec::new(),
     };
     // Before the totals: who commits in between is counted by them, and adds nothing.
-    let pending = queues::read_pending()?;
+    let cancels = queues::read_pending_cancels()?;
     let totals = queues::read_totals(Snapshot::SelfNow)?;
-    for (xid, queue, cancelled) in pending {
+    for (queue, versions) in cancels {
         let before = totals.iter().find(|t| t.queue == queue).map_or(0, |t| t.cancelled);
-        let more = i32::try_from((cancelled - before).max(0)).unwrap_or(0);
-        restore_queue_change(db, xid, &queue, more)?;
+        restore_cancels(db, &queue, before, versions)?;
     }
     for total in totals {
         let counts = Counts {
@@ -89,6 +97,7 @@ pub fn run() -> Result<Replayed> {
         };
         super::with(|d| d.restore_counts(db, &total.queue, &counts)).map_err(capacity)?;
     }
+    restore_settings(db)?;
     restore_deferred(db, position(floor, 0))?;
     let asked = attempts::asked()?;
     for (segment, known) in segments::read_known()?.into_iter().enumerate() {
@@ -112,7 +121,7 @@ pub fn run() -> Result<Replayed> {
     replayed.next_deferred = deferred::next_run_at()?.unwrap_or(i64::MAX);
     replayed.receipts = epochs::write_next(xact::micros())?;
     xact::force_synchronous_commit();
-    Ok(replayed)
+    Ok(Some(replayed))
 }
 
 fn finish(replayed: &Replayed) {
@@ -164,22 +173,62 @@ fn begin(db: Db) -> Result<()> {
         return Ok(());
     }
     let (states, current) = segments::read_states()?;
-    let block = chunks::next_block()?;
+    let block = chunks::fresh_block()?;
     super::with(|d| d.begin_rebuild(db, block, &states, current));
+    wait_for_stragglers(db);
     Ok(())
 }
 
-/// An open transaction changes a queue's row: its settings, or how many jobs were cancelled
-/// on disk.
-fn restore_queue_change(db: Db, xid: u32, name: &str, count: i32) -> Result<()> {
-    super::with(|d| {
-        let queue = d.ensure_queue(db, name)?;
-        for act in [Act::Cancel { queue, count }, Act::Configure { queue }] {
-            d.restore_doubt(Doubt { db, xid, order: 0, act })?;
+/// How long replay waits for producers that were about to write, microseconds.
+const STRAGGLERS: i64 = 5_000_000;
+
+/// Producers got their places before the rebuild began: replay must not pass by their rows.
+fn wait_for_stragglers(db: Db) {
+    let until = xact::micros() + STRAGGLERS;
+    while super::with(|d| d.stragglers(db)) > 0 {
+        if xact::micros() >= until {
+            return super::with(|d| d.leave_stragglers(db));
         }
-        Ok(())
-    })
-    .map_err(capacity)
+        latch::wait(1);
+    }
+}
+
+/// Settings that a prepared transaction changes, a pause among them, are read again when it
+/// commits: its own backend is gone, and memory may have read the row before.
+fn restore_settings(db: Db) -> Result<()> {
+    for (xid, queue) in queues::read_pending()? {
+        super::with(|d| {
+            let queue = d.ensure_queue(db, &queue)?;
+            d.restore_doubt(Doubt { db, xid, order: 0, act: Act::Configure { queue } })
+        })
+        .map_err(capacity)?;
+    }
+    Ok(())
+}
+
+/// Jobs on disk that open transactions cancel: each version of the queue's row counts those of
+/// the one before and its own.
+///
+/// * `total` - what committed rows count
+fn restore_cancels(
+    db: Db,
+    name: &str,
+    mut total: i64,
+    mut versions: Vec<(i64, u32)>,
+) -> Result<()> {
+    versions.sort_unstable();
+    for (cancelled, xid) in versions {
+        let Some(count) = i32::try_from(cancelled - total).ok().filter(|count| *count > 0) else {
+            continue;
+        };
+        total = cancelled;
+        super::with(|d| {
+            let queue = d.ensure_queue(db, name)?;
+            d.restore_doubt(Doubt { db, xid, order: 0, act: Act::Cancel { queue, count } })
+        })
+        .map_err(capacity)?;
+    }
+    Ok(())
 }
 
 /// Jobs on disk: those deferred since the floor was set are counted by their commits.
@@ -226,6 +275,10 @@ fn restore_runtimes(db: Db) -> Result<()> {
     }
     Ok(())
 }
+
+/// Releases of open transactions: those of one chunk with the same attempts and time were
+/// made together.
+type Releases = HashMap<(u32, i64, i16, bool, i64), u32>;
 
 /// One segment on its way into memory.
 struct Segment<'a> {
@@ -311,18 +364,25 @@ impl Segment<'_> {
         super::with(|d| d.restore_chunk(self.db, &name, &restored)).map_err(capacity)
     }
 
-    /// Bodies of transactions that are prepared, or open since before the rebuild.
+    /// Bodies of transactions that are prepared, or open since before the rebuild. Those of
+    /// one transaction that lie side by side are one act, as when they were enqueued.
     fn restore_pending(&self, evidence: &Evidence) -> Result<()> {
-        for (order, (xid, position)) in evidence.pending.iter().enumerate() {
+        let mut pending = evidence.pending.clone();
+        pending.sort_unstable();
+        let next_to = |a: &(u32, i64), b: &(u32, i64)| {
+            a.0 == b.0 && a.1 + 1 == b.1 && split(a.1).0 == split(b.1).0
+        };
+        for run in pending.chunk_by(next_to) {
+            let Some((xid, position)) = run.first() else { continue };
             let (chunk, first) = split(*position);
-            let act = Act::Enqueue { chunk, first, count: 1 };
-            self.restore_doubt(*xid, order as u32, act)?;
+            let act = Act::Enqueue { chunk, first, count: run.len() as u16 };
+            self.restore_doubt(*xid, act)?;
         }
         Ok(())
     }
 
-    fn restore_doubt(&self, xid: u32, order: u32, act: Act) -> Result<()> {
-        let doubt = Doubt { db: self.db, xid, order, act };
+    fn restore_doubt(&self, xid: u32, act: Act) -> Result<()> {
+        let doubt = Doubt { db: self.db, xid, order: 0, act };
         super::with(|d| d.restore_doubt(doubt)).map_err(capacity)
     }
 
@@ -330,26 +390,36 @@ impl Segment<'_> {
         // Nobody could extend or complete while the server was away.
         let earliest = xact::micros() + guc::heartbeat_staleness().as_micros() as i64;
         let mut claims: Vec<Option<u32>> = vec![None; evidence.claims.len()];
-        for (order, item) in evidence.open.iter().enumerate() {
+        let mut releases = Releases::new();
+        for item in &evidence.open {
             let Some(header) = evidence.claims.get(item.claim) else { continue };
             let name = self.name(header.lane_id)?;
             let known = claims.get(item.claim).copied().flatten();
             let deadline =
                 if item.deadline == i64::MAX { i64::MAX } else { item.deadline.max(earliest) };
-            let asked = self.asked.get(&item.receipt).copied();
             // Who asks for the end of an attempt holds it, as if to close it.
+            let asked = self.asked.get(&item.receipt).copied();
             let asker = asked.flatten().filter(|_| item.closing.is_none());
-            let closer = item.closing.map(|(xid, ..)| xid).or(asker);
+            let closer = item.closing.map(|(xid, ..)| xid).or(asker).map(xact::top_of);
+            let claimer = header.xid.map(xact::top_of);
             let restored = super::with(|d| {
                 let claim = match known {
                     Some(claim) => claim,
-                    None => d.restore_claim(
-                        self.db,
-                        &name,
-                        (self.segment, header.id, header.count),
-                        header.runtime,
-                        header.claimed_at,
-                    )?,
+                    None => {
+                        let claim = d.restore_claim(
+                            self.db,
+                            &name,
+                            (self.segment, header.id, header.count),
+                            header.runtime,
+                            header.claimed_at,
+                            claimer,
+                        )?;
+                        if let Some(xid) = header.xid {
+                            let act = Act::Claim { claim, first: header.id };
+                            d.restore_doubt(Doubt { db: self.db, xid, order: 0, act })?;
+                        }
+                        claim
+                    }
                 };
                 let at = d.restore_item(
                     claim,
@@ -369,10 +439,10 @@ impl Segment<'_> {
             }
             if let Some(xid) = asker {
                 let (receipt, end) = (item.receipt, End::Asked);
-                self.restore_doubt(xid, order as u32, Act::Close { item: at, receipt, end })?;
+                self.restore_doubt(xid, Act::Close { item: at, receipt, end })?;
             }
-            if let Some((xid, outcome, due)) = item.closing {
-                self.restore_closing(xid, order as u32, (at, item), &name, outcome, due)?;
+            if let Some(closing) = item.closing {
+                self.restore_closing(closing, (at, item), &name, &mut releases)?;
             }
         }
         Ok(())
@@ -381,12 +451,10 @@ impl Segment<'_> {
     /// An open transaction closes the item: if it commits, the item ends like this.
     fn restore_closing(
         &self,
-        xid: u32,
-        order: u32,
+        (xid, outcome, due): (u32, Outcome, Option<i64>),
         (at, item): (u32, &evidence::OpenItem),
         name: &LaneName<'_>,
-        outcome: Outcome,
-        due: Option<i64>,
+        releases: &mut Releases,
     ) -> Result<()> {
         let end = match outcome {
             Outcome::Completed => End::Completed,
@@ -397,30 +465,39 @@ impl Segment<'_> {
                 let used = item.attempt - i16::from(!outcome.counts_attempt());
                 let snoozed = outcome == Outcome::Snoozed;
                 let (chunk, offset) = split(item.position);
-                let mut bits = Bits::default();
-                bits.insert(offset);
                 let due = due.unwrap_or(0);
-                let release = super::with(|d| {
-                    d.restore_pending_release(self.db, name, (chunk, &bits), used, snoozed, due)
-                });
-                let release = release.map_err(capacity)?;
-                let act = Act::Release { release };
-                super::with(|d| d.restore_doubt(Doubt { db: self.db, xid, order, act }))
-                    .map_err(capacity)?;
+                let key = (xid, chunk, used, snoozed, due);
+                let release = match releases.get(&key) {
+                    Some(release) => *release,
+                    None => {
+                        let release = super::with(|d| {
+                            let place = (chunk, &Bits::default());
+                            let release = d.restore_pending_release(
+                                self.db, name, place, used, snoozed, due,
+                            )?;
+                            let act = Act::Release { release };
+                            d.restore_doubt(Doubt { db: self.db, xid, order: 0, act })?;
+                            Ok::<_, Full>(release)
+                        });
+                        *releases.entry(key).or_insert(release.map_err(capacity)?)
+                    }
+                };
+                super::with(|d| d.add_to_release(release, offset));
                 End::Released(release)
             }
         };
-        self.restore_doubt(xid, order, Act::Close { item: at, receipt: item.receipt, end })
+        self.restore_doubt(xid, Act::Close { item: at, receipt: item.receipt, end })
     }
 
     /// Waiting jobs that open transactions dispose of.
     fn restore_withdrawn(&self, evidence: &Evidence) -> Result<()> {
-        for (order, (xid, position, outcome)) in evidence.withdrawn.iter().enumerate() {
-            let held = super::with(|d| d.restore_withdrawn(self.db, *position, *xid));
+        for (xid, position, outcome) in &evidence.withdrawn {
+            let holder = xact::top_of(*xid);
+            let held = super::with(|d| d.restore_withdrawn(self.db, *position, holder));
             let Some(release) = held.map_err(capacity)? else { continue };
             let cancelled = *outcome == Outcome::Cancelled;
             let act = Act::Withdraw { release, position: *position, cancelled };
-            self.restore_doubt(*xid, order as u32, act)?;
+            self.restore_doubt(*xid, act)?;
         }
         Ok(())
     }

@@ -73,9 +73,11 @@ fn revive(rows: Vec<Done>) -> Result<Vec<(Done, i64)>> {
             None => ready.push((queue, vec![job])),
         }
     }
+    super::begin_write(super::attach()?)?;
     for (queue, jobs) in ready {
         enqueue::promote(&queue, jobs)?;
     }
+    super::end_write();
     Ok(refused)
 }
 

@@ -87,6 +87,7 @@ pub fn seize(job_id: i64, cancelled: bool) -> Result<Seized> {
             }
         }
         if let Some(row) = deferred::find(job_id, Snapshot::SelfNow)? {
+            let (db, generation) = origin()?;
             if deferred::delete(&[job_id])?.is_empty() {
                 // Cancelled, or promoted, meanwhile.
                 misses += 1;
@@ -98,7 +99,13 @@ pub fn seize(job_id: i64, cancelled: bool) -> Result<Seized> {
                 }
                 continue;
             }
-            note_undeferred(&row)?;
+            let act = |queue| Act::Defer {
+                queue,
+                retryable: row.kind == Kind::Retryable,
+                count: -1,
+                due: i64::MAX,
+            };
+            note_row(db, generation, &row.queue, act)?;
             return Ok(Seized::Deferred(Box::new(row)));
         }
         match jobs::find(job_id, Snapshot::SelfNow)? {
@@ -126,21 +133,20 @@ pub fn seize(job_id: i64, cancelled: bool) -> Result<Seized> {
 
 /// None: look again.
 fn seize_placed(placed: Placed, cancelled: bool) -> Result<Option<Seized>> {
+    if with_open(|d, db| d.base(db).doubts_due)? {
+        // After a rebuild, a job may look taken by a subtransaction that is gone.
+        super::probe_doubts();
+    }
     loop {
         reserve_log(1)?;
         let who = (xact::top_xid(), xact::current_subxact());
         let (db, generation, found) = with_open(|d, db| {
             let found = with_log(|log| d.withdraw(db, placed.position, cancelled, who, log));
-            let name = |w: &Withdrawn| d.queues.get(w.queue).map_or("", |q| q.name()).to_owned();
-            let found = found.map(|found| match found {
-                Withdraw::Withdrawn(withdrawn) => (found, name(&withdrawn)),
-                _ => (found, String::new()),
-            });
-            (db, d.databases[usize::from(db)].generation, found)
+            (db, d.base(db).generation, found)
         })?;
-        let (found, queue) = found.map_err(capacity)?;
-        match found {
+        match found.map_err(capacity)? {
             Withdraw::Withdrawn(withdrawn) => {
+                let queue = super::queue_name(withdrawn.queue);
                 let waiting = Waiting { db, generation, withdrawn, queue, placed };
                 return Ok(Some(Seized::Waiting(Box::new(waiting))));
             }
@@ -172,19 +178,32 @@ fn is_own(known: Option<(u8, i64)>, job_id: i64) -> Result<bool> {
     with_open(|d, db| d.is_ending(db, position, who.0))
 }
 
-/// One deferred job less, when the transaction commits.
-fn note_undeferred(row: &Deferred) -> Result<()> {
-    let db = super::attach()?;
+/// What `note_row` wants, to be asked for before the row is changed.
+pub(super) fn origin() -> Result<(Db, u64)> {
+    with_open(|d, db| (db, d.base(db).generation))
+}
+
+/// Notes what this transaction did to a row that replay counts. Refused when memory was
+/// rebuilt in between: replay may have counted the change, or have missed it.
+pub(super) fn note_row(
+    db: Db,
+    generation: u64,
+    queue: &str,
+    act: impl Fn(u32) -> Act,
+) -> Result<()> {
     reserve_log(1)?;
     let subxact = xact::current_subxact();
     super::with(|d| {
-        let queue = d.ensure_queue(db, &row.queue)?;
-        let retryable = row.kind == Kind::Retryable;
-        let act = Act::Defer { queue, retryable, count: -1, due: i64::MAX };
-        super::log_act(d, db, subxact, act);
-        Ok(())
+        if d.base(db).generation != generation {
+            return Ok(false);
+        }
+        let queue = d.ensure_queue(db, queue)?;
+        super::log_act(d, db, subxact, act(queue));
+        Ok(true)
     })
-    .map_err(capacity)
+    .map_err(capacity)?
+    .then_some(())
+    .ok_or_else(super::replaying)
 }
 
 /// P0002.

@@ -54,7 +54,7 @@ pub fn attach() -> Result<Db> {
         return Ok(db);
     }
     let (segments, current) = store::segments::read_states()?;
-    let block = store::chunks::next_block()?;
+    let block = store::chunks::fresh_block()?;
     let now = xact::micros();
     super::with(|d| d.attach(oid, extension, block, &segments, current, now)).map_err(capacity)
 }
@@ -100,16 +100,62 @@ pub fn confirm(db: Db, generation: u64) -> Result<()> {
 }
 
 thread_local! {
-    static PREPARED: Cell<Option<u32>> = const { Cell::new(None) };
+    static WRITING: Cell<Option<(Db, u64)>> = const { Cell::new(None) };
 }
 
-/// The xid under which PRE_PREPARE left this transaction's acts to doubt.
-pub(super) fn prepared() -> Option<u32> {
+/// To be called before a producer gets its places: a rebuild that begins now waits for
+/// `end_write`, so that replay does not pass by rows that are still to come.
+pub fn begin_write(db: Db) -> Result<()> {
+    // Its last call may leave a note.
+    reserve_log(1)?;
+    if WRITING.get().is_none() {
+        let generation = super::with(|d| d.begin_write(db));
+        WRITING.set(Some((db, generation)));
+    }
+    Ok(())
+}
+
+/// Notes what was done to rows since `begin_write`. A rebuild that began meanwhile waits for
+/// them and holds it as a doubt, so the act is of the generation in which they were begun.
+pub fn log_written(dispatcher: &mut Dispatcher<'_>, db: Db, subxact: u32, act: Act) {
+    let begun = WRITING.get().filter(|(of, _)| *of == db).map(|(_, generation)| generation);
+    let generation = begun.unwrap_or(dispatcher.base(db).generation);
+    with_log(|log| dispatcher.note_since(db, generation, subxact, act, log));
+}
+
+/// The rows are written. Producing does not fail over a rebuild: in the worst case, another
+/// one follows the commit.
+pub fn end_write() {
+    let Some((db, generation)) = WRITING.take() else { return };
+    let subxact = xact::current_subxact();
+    super::with(|d| {
+        if !d.end_write(db, generation) {
+            log_act(d, db, subxact, Act::Foreign);
+        }
+    });
+}
+
+/// A statement failed: its rows do not count.
+pub(super) fn abandon_write() {
+    if let Some((db, generation)) = WRITING.take() {
+        super::with(|d| {
+            let _awaited = d.end_write(db, generation);
+        });
+    }
+}
+
+thread_local! {
+    static PREPARED: Cell<Option<(u32, u32)>> = const { Cell::new(None) };
+}
+
+/// The xid under which PRE_PREPARE left this transaction's acts to doubt, and from which
+/// doubt on.
+pub(super) fn prepared() -> Option<(u32, u32)> {
     PREPARED.get()
 }
 
-pub(super) fn set_prepared(xid: Option<u32>) {
-    PREPARED.set(xid);
+pub(super) fn set_prepared(doubts: Option<(u32, u32)>) {
+    PREPARED.set(doubts);
 }
 
 thread_local! {

@@ -79,7 +79,7 @@ pub const BIT_BYTES: usize = CHUNK_SIZE / 8;
 
 impl Bits {
     /// Bit i is bit i % 8, from the low end, of byte i / 8.
-    pub fn to_bytes(&self) -> [u8; BIT_BYTES] {
+    pub fn to_bytes(self) -> [u8; BIT_BYTES] {
         let mut bytes = [0; BIT_BYTES];
         for (place, word) in bytes.chunks_exact_mut(8).zip(self.0) {
             place.copy_from_slice(&word.to_le_bytes());

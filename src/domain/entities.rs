@@ -72,6 +72,8 @@ pub struct Database {
     pub phase: Phase,
     /// Counts the times memory was rebuilt; acts of an earlier one are settled by their xid.
     pub generation: u64,
+    /// The generation with which the slot got this database: older acts are another's.
+    pub attached: u64,
     pub changes: u64,
     /// Chunk numbers that may still be handed out: next..end, in blocks from a sequence.
     pub next_chunk: i64,
@@ -99,6 +101,12 @@ pub struct Database {
     pub replay_due: bool,
     /// Doubtful acts that a callback could not settle may be settled now.
     pub doubts_due: bool,
+    /// Producers between their grant and their last row.
+    pub writers: u32,
+    /// Those of them that a rebuild found, and the generation in which they began: their
+    /// rows are waited for, since replay must not pass by them.
+    pub stragglers: u32,
+    pub straggling: u64,
     /// Where to look next for chunks to drop from memory.
     pub cool_hand: u32,
     /// Waiters for more queues than they can name.
@@ -211,8 +219,25 @@ impl Queue {
         core::str::from_utf8(&self.name[..usize::from(self.name_len)]).unwrap_or("")
     }
 
+    /// The name, to be read after the lock is gone: under it nothing is allocated.
+    pub fn copy_name(&self) -> QueueName {
+        QueueName { len: self.name_len, bytes: self.name }
+    }
+
     pub fn key(db: Db, name: &str) -> u64 {
         hash_bytes(db, name.as_bytes())
+    }
+}
+
+#[derive(Clone, Copy)]
+pub struct QueueName {
+    len: u16,
+    bytes: [u8; MAX_BYTES],
+}
+
+impl QueueName {
+    pub fn as_str(&self) -> &str {
+        core::str::from_utf8(&self.bytes[..usize::from(self.len)]).unwrap_or("")
     }
 }
 

@@ -107,6 +107,12 @@ pub enum Act {
 }
 
 impl Act {
+    /// Whether the act looks at what the others of its transaction left: it is settled after
+    /// them, also after those that a rebuild made doubts of.
+    pub fn is_farewell(self) -> bool {
+        matches!(self, Self::Deregister { .. })
+    }
+
     /// Whether replay restores what the act did from the rows that its transaction wrote.
     /// Other acts speak of what survives a rebuild.
     pub fn is_rebuilt(self) -> bool {

@@ -128,8 +128,8 @@ impl PromotedKeys {
                 let queue = d.ensure_queue(db, queue)?;
                 let (retryable, count) = (*retryable, *count);
                 let taken = Act::Defer { queue, retryable, count: -count, due: i64::MAX };
-                dispatch::log_act(d, db, subxact, taken);
-                dispatch::log_act(d, db, subxact, Act::Cancel { queue, count });
+                dispatch::log_written(d, db, subxact, taken);
+                dispatch::log_written(d, db, subxact, Act::Cancel { queue, count });
             }
             Ok(())
         })
@@ -140,7 +140,10 @@ impl PromotedKeys {
 /// Moves due jobs into their lanes.
 pub fn promote_due(_context: &Context) -> Result<StepReport> {
     let db = dispatch::attach()?;
+    // From the deletion on: a rebuild counts either all of it or nothing.
+    dispatch::begin_write(db)?;
     if !dispatch::is_open(db) {
+        dispatch::end_write();
         return Ok(StepReport { did: 0, next: None });
     }
     // What is deferred from here on by others lowers this again.
@@ -182,11 +185,12 @@ pub fn promote_due(_context: &Context) -> Result<StepReport> {
         for ((queue, retryable), count) in &counts {
             let queue = d.ensure_queue(db, queue)?;
             let act = Act::Defer { queue, retryable: *retryable, count: -count, due: i64::MAX };
-            dispatch::log_act(d, db, subxact, act);
+            dispatch::log_written(d, db, subxact, act);
         }
         Ok(())
     })
     .map_err(dispatch::capacity)?;
+    dispatch::end_write();
     let next = deferred::next_run_at()?.unwrap_or(i64::MAX);
     dispatch::with(|d| {
         let known = d.base(db).next_deferred;

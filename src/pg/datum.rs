@@ -473,9 +473,10 @@ impl FromDatum for serde_json::Value {
     unsafe fn from_datum(datum: Datum) -> Self {
         // SAFETY: the caller vouches for a jsonb; jsonb_out returns a C string.
         let text = unsafe { json_text(datum) };
-        // A jsonb is JSON by construction; what serde cannot hold (a number beyond
-        // its precision) it rounds.
-        serde_json::from_str(&text).unwrap_or(serde_json::Value::Null)
+        // A jsonb is JSON by construction. Serde rounds a number beyond its precision, and
+        // refuses one beyond its range, or nesting beyond its depth: then its text stands for
+        // it, which no caller takes for what it wants.
+        serde_json::from_str(&text).unwrap_or(serde_json::Value::String(text))
     }
 }
 

@@ -240,7 +240,7 @@ impl Table {
         self.index(index, snapshot).range(lo, hi, each)
     }
 
-    /// Reads the rows whose first index column, a text with the database's collation, is
+    /// Reads the rows whose first index column, a text of collation C, is
     /// `key`, until `each` returns false.
     pub fn index_text(
         &self,

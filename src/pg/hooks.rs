@@ -94,9 +94,12 @@ unsafe extern "C-unwind" fn on_utility(
     completion: *mut pg_sys::QueryCompletion,
 ) {
     // SAFETY: the arguments are handed on as they came; nothing here is dropped. The
-    // parse tree belongs to the portal, or to a plan, and outlives the statement.
+    // parse tree is not looked at after the statement.
     unsafe {
         let node = (*pstmt).utilityStmt;
+        // Looked at now: the statement may end its transaction, and its parse tree with it
+        // (see pgss_ProcessUtility, pg_stat_statements.c).
+        let resolved = resolved(node);
         if concerns_us(node) {
             boundary::run(|| match statement(node)? {
                 Some(statement) => ddl::before(statement),
@@ -125,9 +128,9 @@ unsafe extern "C-unwind" fn on_utility(
                 completion,
             ),
         }
-        if let Some((gid, committed)) = resolved(node) {
+        if let Some(committed) = resolved {
             boundary::run(|| {
-                ddl::after_commit_prepared(gid, committed);
+                ddl::after_commit_prepared(committed);
                 Ok(())
             });
         }
@@ -241,22 +244,22 @@ unsafe fn elements(list: *mut pg_sys::List) -> impl Iterator<Item = *mut c_void>
     }
 }
 
-/// The outcome of a prepared transaction, if that is what the statement decided.
+/// The outcome of a prepared transaction, if that is what the statement decides.
 ///
 /// # Safety
-/// `node` is a parse tree; the text belongs to it.
-unsafe fn resolved<'a>(node: *mut pg_sys::Node) -> Option<(&'a CStr, bool)> {
+/// `node` is a parse tree.
+unsafe fn resolved(node: *mut pg_sys::Node) -> Option<bool> {
     use pg_sys::TransactionStmtKind::{TRANS_STMT_COMMIT_PREPARED, TRANS_STMT_ROLLBACK_PREPARED};
 
-    // SAFETY: the tag tells the type; both kinds have a gid.
+    // SAFETY: the tag tells the type.
     unsafe {
         if node.is_null() || (*node).type_ != pg_sys::NodeTag::T_TransactionStmt {
             return None;
         }
         let stmt: *mut pg_sys::TransactionStmt = node.cast();
         match (*stmt).kind {
-            TRANS_STMT_COMMIT_PREPARED => Some((CStr::from_ptr((*stmt).gid), true)),
-            TRANS_STMT_ROLLBACK_PREPARED => Some((CStr::from_ptr((*stmt).gid), false)),
+            TRANS_STMT_COMMIT_PREPARED => Some(true),
+            TRANS_STMT_ROLLBACK_PREPARED => Some(false),
             _ => None,
         }
     }

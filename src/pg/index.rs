@@ -301,7 +301,7 @@ impl<'t> IndexReader<'t> {
         Ok(())
     }
 
-    /// Reads the rows whose first column, a text with the database's collation, is `key`,
+    /// Reads the rows whose first column, a text of collation C, is `key`,
     /// until `each` returns false. The reader was opened for two keys; one is enough here.
     pub fn equal_text(
         &mut self,
@@ -309,8 +309,7 @@ impl<'t> IndexReader<'t> {
         mut each: impl FnMut(&Row) -> Result<bool>,
     ) -> Result<()> {
         let value = super::datum::ToDatum::to_datum(key);
-        // SAFETY: a key on the first column, which is a text of the default collation: the
-        // order of the tree is that collation's (ScanKeyInit would take C).
+        // SAFETY: two keys on the first column, which is a text of collation C.
         unsafe {
             let mut keys: [pg_sys::ScanKeyData; 2] = core::mem::zeroed();
             for (key, strategy, function) in [
@@ -323,7 +322,7 @@ impl<'t> IndexReader<'t> {
                     1,
                     strategy as u16,
                     pg_sys::TEXTOID,
-                    pg_sys::DEFAULT_COLLATION_OID,
+                    pg_sys::C_COLLATION_OID,
                     function.into(),
                     value,
                 );

@@ -24,8 +24,10 @@ unsafe extern "C-unwind" {
 pub fn wait(timeout_ms: u64) -> Wake {
     let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
     let timeout = c_long::try_from(timeout_ms.min(i32::MAX as u64)).unwrap_or(c_long::MAX);
-    // SAFETY: our own latch.
+    // SAFETY: our own latch. A catalog snapshot that nothing else needs would hold the horizon
+    // back for as long as we sleep; PostgresMain drops it before it waits, too.
     let woken = unsafe {
+        pg_sys::InvalidateCatalogSnapshotConditionally();
         let woken =
             pg_sys::WaitLatch(pg_sys::MyLatch, events as c_int, timeout, compat::wait_event());
         pg_sys::ResetLatch(pg_sys::MyLatch);

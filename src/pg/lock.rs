@@ -63,22 +63,34 @@ pub struct KeyLock {
     tag: pg_sys::LOCKTAG,
 }
 
-/// Waits for the lock on a key. For a few instructions: whoever holds it must wait for
-/// nobody.
-pub fn lock_key(space: u32, hash: u32) -> KeyLock {
+fn key_tag(space: u32, hash: u32) -> pg_sys::LOCKTAG {
     // SAFETY: backend-local.
     let database: u32 = unsafe { pg_sys::MyDatabaseId }.into();
-    let tag = pg_sys::LOCKTAG {
+    pg_sys::LOCKTAG {
         locktag_field1: database,
         locktag_field2: space,
         locktag_field3: hash,
         locktag_field4: KEY_CLASS,
         locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
         locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
-    };
+    }
+}
+
+/// Waits for the lock on a key. For a few instructions: whoever holds it must wait for
+/// nobody.
+pub fn lock_key(space: u32, hash: u32) -> KeyLock {
+    let tag = key_tag(space, hash);
     // SAFETY: a well-formed tag; an ERROR gives the lock back with its transaction.
     unsafe { pg_sys::LockAcquire(&tag, LockMode::Exclusive as i32, false, false) };
     KeyLock { tag }
+}
+
+/// Takes the lock on a key to the end of the transaction if that needs no wait.
+pub fn try_hold_key(space: u32, hash: u32) -> bool {
+    let tag = key_tag(space, hash);
+    // SAFETY: a well-formed tag.
+    let taken = unsafe { pg_sys::LockAcquire(&tag, LockMode::Exclusive as i32, false, true) };
+    taken != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
 }
 
 impl Drop for KeyLock {

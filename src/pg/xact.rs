@@ -48,6 +48,13 @@ pub fn set_handlers(handlers: Handlers) {
     }
 }
 
+unsafe extern "C-unwind" {
+    /// xact.h; not in the bindings.
+    fn xactGetCommittedChildren(xids: *mut *mut pg_sys::TransactionId) -> c_int;
+    /// subtrans.h; not in the bindings.
+    fn SubTransGetTopmostTransaction(xid: pg_sys::TransactionId) -> pg_sys::TransactionId;
+}
+
 /// Asks for the handlers at the end of the running transaction. Disarmed by its end.
 pub fn arm() {
     ARMED.set(true);
@@ -127,6 +134,36 @@ pub fn top_xid_if_any() -> Option<u32> {
     // SAFETY: reads backend-local state.
     let xid = unsafe { pg_sys::GetTopTransactionIdIfAny() };
     (xid != pg_sys::TransactionId::INVALID).then_some(xid.into_inner())
+}
+
+/// Calls `each` with every xid under which the ending (sub)transaction wrote rows: its own,
+/// and those of the subtransactions that committed into it. For the handlers of its end.
+pub fn for_each_own_xid(mut each: impl FnMut(u32)) {
+    let mut children = ptr::null_mut();
+    // SAFETY: reads backend-local state; the array is the transaction's (xact.c frees it in
+    // its clean-up, after the callbacks).
+    let (own, children) = unsafe {
+        let count = xactGetCommittedChildren(&mut children);
+        let children: &[pg_sys::TransactionId] = if children.is_null() {
+            &[]
+        } else {
+            core::slice::from_raw_parts(children, usize::try_from(count).unwrap_or(0))
+        };
+        (pg_sys::GetCurrentTransactionIdIfAny(), children)
+    };
+    if own != pg_sys::TransactionId::INVALID {
+        each(own.into_inner());
+    }
+    for child in children {
+        each(child.into_inner());
+    }
+}
+
+/// The top transaction of a subtransaction that is in progress, or was when this
+/// transaction took its snapshot.
+pub fn top_of(xid: u32) -> u32 {
+    // SAFETY: pg_subtrans is kept for whatever our snapshot sees as running.
+    unsafe { SubTransGetTopmostTransaction(xid.into()) }.into_inner()
 }
 
 /// 1 in the top transaction, and a number of its own in each subtransaction.

@@ -9,6 +9,7 @@ use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::spi;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use super::body::Body;
 
@@ -181,7 +182,7 @@ pub struct Pending {
     pub queue: String,
     pub kind: Kind,
     pub run_at: i64,
-    /// 1 for a row written, -1 for one deleted.
+    /// Rows written, or less than zero: rows deleted.
     pub change: i32,
 }
 
@@ -193,7 +194,10 @@ pub fn count_all(below: i64) -> Result<(HashMap<String, Counts>, Vec<Pending>)> 
     let mut pending = Vec::new();
     let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
     table.scan(Snapshot::Any, |row| {
-        if row.i64(1).is_none_or(|id| id >= below) || row.is_deleted() {
+        // Asked once: the deleter may commit while we look.
+        let deleter = row.deleter();
+        let is_deleted = deleter == Some(Fate::Committed);
+        if row.i64(1).is_none_or(|id| id >= below) || is_deleted {
             return Ok(true);
         }
         let queue = row.text(4).unwrap_or_default();
@@ -215,13 +219,33 @@ pub fn count_all(below: i64) -> Result<(HashMap<String, Counts>, Vec<Pending>)> 
                 }
             }
         }
-        if let Some(Fate::InProgress(xid)) = row.deleter() {
+        if let Some(Fate::InProgress(xid)) = deleter {
             pending.push(Pending { xid, queue, kind, run_at, change: -1 });
         }
         Ok(true)
     })?;
     table.close_release_lock();
-    Ok((counts, pending))
+    Ok((counts, merge(pending)))
+}
+
+/// One change for all rows that a transaction wrote, or deleted, for a queue.
+fn merge(rows: Vec<Pending>) -> Vec<Pending> {
+    let mut merged: HashMap<(u32, String, bool, i32), Pending> = HashMap::new();
+    for row in rows {
+        let retryable = row.kind == Kind::Retryable;
+        let key = (row.xid, row.queue.clone(), retryable, row.change.signum());
+        match merged.entry(key) {
+            Entry::Occupied(mut entry) => {
+                let sum = entry.get_mut();
+                sum.change += row.change;
+                sum.run_at = sum.run_at.min(row.run_at);
+            }
+            Entry::Vacant(entry) => {
+                entry.insert(row);
+            }
+        }
+    }
+    merged.into_values().collect()
 }
 
 /// How many jobs each queue has put aside, as a snapshot sees it.

@@ -1,6 +1,6 @@
 //! Queues: settings, pauses, totals.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde_json::Value;
 
@@ -195,18 +195,33 @@ pub struct Totals {
     pub cancelled: i64,
 }
 
-/// Rows that transactions whose end is open have written: the transaction, the queue, and how
-/// many jobs it will count as cancelled.
-pub fn read_pending() -> Result<Vec<(u32, String, i64)>> {
-    let mut pending = Vec::new();
+/// Queues whose rows an open transaction writes, with its xid.
+pub fn read_pending() -> Result<BTreeSet<(u32, String)>> {
+    let mut pending = BTreeSet::new();
     let table = Table::open(catalog::relation("queues")?, LockMode::AccessShare);
     table.scan(Snapshot::Any, |row| {
-        let Fate::InProgress(xid) = row.fate() else { return Ok(true) };
-        // A transaction that writes a row twice replaces its first version.
-        if row.deleter().is_some_and(|fate| fate != Fate::Aborted) {
-            return Ok(true);
+        let writer = Some(row.fate());
+        for fate in [writer, row.deleter()].into_iter().flatten() {
+            if let Fate::InProgress(xid) = fate {
+                pending.insert((xid, row.text(1).unwrap_or_default()));
+            }
         }
-        pending.push((xid, row.text(1).unwrap_or_default(), row.i64(8).unwrap_or(0)));
+        Ok(true)
+    })?;
+    table.close_release_lock();
+    Ok(pending)
+}
+
+/// What open transactions have made of the totals of cancelled jobs: by queue, each version
+/// of its row and who wrote it.
+pub fn read_pending_cancels() -> Result<BTreeMap<String, Vec<(i64, u32)>>> {
+    let mut pending: BTreeMap<String, Vec<(i64, u32)>> = BTreeMap::new();
+    let table = Table::open(catalog::relation("queues")?, LockMode::AccessShare);
+    table.scan(Snapshot::Any, |row| {
+        if let Fate::InProgress(xid) = row.fate() {
+            let version = (row.i64(8).unwrap_or(0), xid);
+            pending.entry(row.text(1).unwrap_or_default()).or_default().push(version);
+        }
         Ok(true)
     })?;
     table.close_release_lock();

@@ -132,6 +132,13 @@ pub fn seed() -> Result<()> {
     spi::as_owner(|spi| spi.execute(SEED, &[]).map(|_| ()))
 }
 
+const REMOVE: &str = "DELETE FROM awa.segments WHERE segment OPERATOR(pg_catalog.=) $1";
+
+/// Makes way for another row of the segment.
+pub fn remove(segment: i16) -> Result<()> {
+    spi::as_owner(|spi| spi.execute(REMOVE, &[spi::Arg::of(segment)]).map(|_| ()))
+}
+
 const SEAL: &str = "
 UPDATE awa.segments SET state = 'sealed', since = pg_catalog.clock_timestamp()
 WHERE state OPERATOR(pg_catalog.=) 'current'";

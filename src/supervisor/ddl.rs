@@ -5,7 +5,6 @@
 
 use core::cell::{Cell, RefCell};
 use core::time::Duration;
-use std::ffi::CStr;
 use std::time::Instant;
 
 use super::{callbacks, wake_launcher, wake_worker_of};
@@ -135,7 +134,12 @@ pub fn committed() {
 pub fn aborted() {
     let pending = take();
     release(&pending.held);
-    if !pending.held.is_empty() {
+    if pending.extension_made {
+        // It may have been used before it was gone: a worker looks, and frees its memory.
+        let here = database::this_database();
+        registry::with(|registry| registry.request(here));
+    }
+    if pending.extension_made || !pending.held.is_empty() {
         wake_launcher();
     }
 }
@@ -153,9 +157,9 @@ pub fn prepared() {
 }
 
 /// The place where the outcome of a prepared transaction becomes known.
-pub fn after_commit_prepared(gid: &CStr, committed: bool) {
+pub fn after_commit_prepared(committed: bool) {
     if let Some(callbacks) = callbacks() {
-        (callbacks.after_commit_prepared)(gid, committed);
+        (callbacks.after_commit_prepared)(committed);
     }
     if committed && registry::with(|registry| registry.has_prepared()) == Some(true) {
         let here = database::this_database();

@@ -7,7 +7,6 @@ pub mod launcher;
 pub mod registry;
 pub mod worker;
 
-use std::ffi::CStr;
 use std::sync::OnceLock;
 
 use crate::pg;
@@ -20,11 +19,13 @@ pub struct Callbacks {
     pub on_drop_database: fn(database: u32),
     /// The extension with this OID is gone from the database (its drop committed).
     pub on_drop_extension: fn(database: u32, extension: u32),
+    /// The database has this extension, and no other; None: it has none.
+    pub on_extension: fn(database: u32, extension: Option<u32>),
     /// These databases exist, all others do not.
     pub on_databases: fn(databases: &[u32]),
     /// COMMIT PREPARED (true) or ROLLBACK PREPARED has been carried out, in this
     /// database. Runs after the statement and may fail like one.
-    pub after_commit_prepared: fn(gid: &CStr, committed: bool),
+    pub after_commit_prepared: fn(committed: bool),
 }
 
 static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();

@@ -41,12 +41,16 @@ fn serve(database: u32, pid: i32) -> State {
     let look = worker::in_transaction("awa: look for the extension", || Ok(database::extension()));
     let extension = match look {
         Ok(Some(extension)) => extension,
-        Ok(None) => return State::Absent,
+        Ok(None) => {
+            tell_extension(database, None);
+            return State::Absent;
+        }
         Err(error) => {
             worker::warn("awa worker could not look for its extension", &error);
             return State::Failed;
         }
     };
+    tell_extension(database, Some(extension));
     let most = guc::max_databases();
     let is_served = registry::with(|registry| registry.serve(database, pid, worker::clock(), most));
     if is_served != Some(true) {
@@ -59,6 +63,13 @@ fn serve(database: u32, pid: i32) -> State {
         return State::Absent;
     }
     maintain(&Context { database, extension, forced: false })
+}
+
+/// What others made in this database and rolled back, or dropped, is gone.
+fn tell_extension(database: u32, extension: Option<u32>) {
+    if let Some(callbacks) = super::callbacks() {
+        (callbacks.on_extension)(database, extension);
+    }
 }
 
 fn maintain(context: &Context) -> State {

@@ -23,7 +23,15 @@ enum Place {
     Timed(i16, bool, i64),
     Delayed(i16, u8, i64),
     Held(u32, i16, u8),
-    Item { receipt: i64, committed: bool, closer: u32, prior: i16, rollbacks: u8, deadline: i64 },
+    Item {
+        receipt: i64,
+        committed: bool,
+        closer: u32,
+        asked: bool,
+        prior: i16,
+        rollbacks: u8,
+        deadline: i64,
+    },
 }
 
 pub struct Check<'c, 'd> {
@@ -168,9 +176,10 @@ impl Check<'_, '_> {
                 let i = d.items[item];
                 assert!(i.claim == at && i.prev == before);
                 let closer = if i.closing { i.closer } else { 0 };
-                let Item { receipt, prior, rollbacks, deadline, .. } = i;
+                let Item { receipt, asked, prior, rollbacks, deadline, .. } = i;
                 let committed = claim.committed;
-                let place = Place::Item { receipt, committed, closer, prior, rollbacks, deadline };
+                let place =
+                    Place::Item { receipt, committed, closer, asked, prior, rollbacks, deadline };
                 places.push((i.position, key, claim.segment, place));
                 open += 1;
                 earliest = earliest.min(deadline);
@@ -253,6 +262,7 @@ impl Check<'_, '_> {
                 receipt,
                 committed,
                 closer: job.closing.unwrap_or(0),
+                asked: job.asked,
                 prior,
                 rollbacks,
                 deadline: job.deadline,

@@ -7,7 +7,7 @@ use crate::domain::dispatcher::*;
 use crate::domain::entities::*;
 use crate::domain::undo::{Act, End, Entry};
 use crate::truth::*;
-use crate::world::{DB, World};
+use crate::world::{DB, Prepared, World};
 
 type Released = BTreeMap<(i64, i16, bool, i64), Bits>;
 
@@ -28,21 +28,14 @@ impl World {
         released
     }
 
-    /// Claims and closes are quiesced first; producers are not.
+    /// Nobody is quiesced: what open transactions did comes back as doubts.
     pub fn rebuild(&mut self) {
-        let quiet = |act| {
-            let quiesced = matches!(
-                act,
-                Act::Claim { .. } | Act::Close { .. } | Act::Release { .. } | Act::Withdraw { .. }
-            );
-            !quiesced
-        };
-        if !self.open.iter().all(|t| t.log.entries().iter().all(|e| quiet(e.act))) {
-            return;
-        }
         let released = self.released();
         let prepared: usize = self.prepared.iter().map(|p| p.entries.len()).sum();
         let open: usize = self.open.iter().map(|t| t.log.len()).sum();
+        let is_release = |e: &&Entry| matches!(e.act, Act::Close { end: End::Released(_), .. });
+        let splits: usize =
+            self.open.iter().map(|t| t.log.entries().iter().filter(is_release).count()).sum();
         let sizes = self.settings.sizes;
         // A pool of few pages may have gone to other lanes than replay comes to first.
         let needed = |(number, row): (&i64, &ChunkRow)| {
@@ -53,12 +46,17 @@ impl World {
             return;
         }
         let held = self.truth.jobs.values().filter(|job| job.held.is_some()).count();
-        if released.len() + self.truth.pending.len() + held > sizes.releases
-            || prepared + open > sizes.doubts
+        if released.len() + self.truth.pending.len() + splits + held > sizes.releases
+            || prepared + open + splits > sizes.doubts
         {
             return;
         }
         *self.seen.entry("rebuild").or_default() += 1;
+        if self.open.iter().any(|t| t.has(|act| matches!(act, Act::Claim { .. }))) {
+            self.saw("rebuild under an open claim");
+        }
+        self.see_life_under_rebuild();
+        self.leave_open();
         let block = self.block();
         let names = self.names();
         let (segments, current) = (self.truth.segments, self.truth.current);
@@ -68,7 +66,6 @@ impl World {
         assert!(owners <= sizes.runtimes);
         self.restore_claims();
         self.restore_prepared(&names);
-        self.restore_open(&names);
         let mut d = self.memory.dispatcher();
         for number in 0..QUEUES as u8 {
             let totals = self.truth.totals[usize::from(number)];
@@ -82,6 +79,52 @@ impl World {
             let number: usize = d.queues[at].name()[1..].parse().unwrap();
             d.queues[at].paused = self.truth.paused[number];
             d.queues[at].loaded = true;
+        }
+    }
+
+    fn see_life_under_rebuild(&mut self) {
+        let withdrawal = |act: Act| matches!(act, Act::Withdraw { .. });
+        let request = |act: Act| matches!(act, Act::Close { end: End::Asked, .. });
+        let acts = |p: &Prepared| p.entries.iter().map(|e| e.act).collect::<Vec<_>>();
+        let prepared: Vec<Act> = self.prepared.iter().flat_map(acts).collect();
+        if self.open.iter().any(|t| t.has(withdrawal)) {
+            self.saw("rebuild under an open withdrawal");
+        }
+        if prepared.iter().any(|act| withdrawal(*act)) {
+            self.saw("rebuild under a prepared withdrawal");
+        }
+        if self.open.iter().any(|t| t.has(request)) {
+            self.saw("rebuild under an open request to stop");
+        }
+        if prepared.iter().any(|act| request(*act)) {
+            self.saw("rebuild under a prepared request to stop");
+        }
+    }
+
+    /// An item that was taken and left open has no row: nobody holds it after a rebuild.
+    fn leave_open(&mut self) {
+        let is_left = |e: &Entry| matches!(e.act, Act::Close { end: End::Open, .. });
+        let mut left = Vec::new();
+        for transaction in &mut self.prepared {
+            left.extend(transaction.entries.extract_if(.., |e| is_left(e)));
+        }
+        for tx in &mut self.open {
+            let entries = tx.log.entries().to_vec();
+            tx.log.clear();
+            for entry in entries {
+                if is_left(&entry) {
+                    left.push(entry);
+                } else {
+                    tx.log.push(entry);
+                }
+            }
+        }
+        for entry in left {
+            let Act::Close { receipt, .. } = entry.act else { continue };
+            let job = self.truth.job(receipt).unwrap();
+            assert!(job.closing.take().is_some());
+            let segment = usize::from(job.segment);
+            self.truth.in_flight[segment] -= 1;
         }
     }
 
@@ -99,9 +142,10 @@ impl World {
     fn restore_jobs(&mut self, released: &Released) {
         let now = self.now;
         for (number, row) in self.truth.chunks.clone() {
-            let (mut ready, mut live) = (Bits::default(), 0);
+            let (mut ready, mut live, mut touched) = (Bits::default(), 0, row.touched);
             for (offset, job) in self.truth.jobs_in(number) {
                 live += 1;
+                touched |= job.state.receipt().is_some();
                 let timed = matches!(job.state, State::Timed { .. });
                 if job.prior == AS_BODY && job.state.receipt().is_none() && !timed {
                     ready.insert(offset);
@@ -117,7 +161,7 @@ impl World {
                 ready,
                 live,
                 in_flight: row.in_flight,
-                untouched: !row.touched,
+                untouched: !touched,
             };
             let queue = queue_name(row.key.0);
             let (id, durable) = self.lane_id(row.key);
@@ -139,7 +183,7 @@ impl World {
             job.believed = job.prior;
             match job.state {
                 State::Timed { due, .. } if due > now => {}
-                State::Running { .. } => {}
+                State::Running { .. } | State::Popped { .. } => {}
                 _ => {
                     job.state = if job.prior == AS_BODY { State::Fresh } else { State::Tail };
                 }
@@ -155,14 +199,22 @@ impl World {
             let name =
                 LaneName { queue: &queue, priority: row.key.1, shard: row.key.2, id, durable };
             let mut d = self.memory.dispatcher();
-            let count = row.items.len() as u32 + 3;
-            let claim =
-                d.restore_claim(DB, &name, (row.segment, first, count), row.runtime, 0).unwrap();
+            let xid = match self.truth.jobs[&row.items[0].1].state {
+                State::Popped { xid, .. } => Some(xid),
+                _ => None,
+            };
+            // Some items of a committed claim were closed before.
+            let closed = if xid.is_some() { 0 } else { 3 };
+            let place = (row.segment, first, row.items.len() as u32 + closed);
+            let claim = d.restore_claim(DB, &name, place, row.runtime, 0, xid).unwrap();
             for (receipt, position) in row.items {
                 let job = self.truth.jobs.get_mut(&position).unwrap();
                 job.described = false;
                 d.restore_item(claim, (receipt, position), job.prior, job.deadline, job.closing)
                     .unwrap();
+                if job.asked {
+                    d.mark_asked(DB, receipt);
+                }
             }
         }
     }
@@ -171,18 +223,23 @@ impl World {
     fn restore_prepared(&mut self, names: &BTreeMap<u32, u8>) {
         let mut prepared = core::mem::take(&mut self.prepared);
         let pending = core::mem::take(&mut self.truth.pending);
+        self.restore_open(names, &pending);
         for transaction in &mut prepared {
             let mut releases: BTreeMap<u32, u32> = BTreeMap::new();
             for entry in &transaction.entries {
                 if let Act::Release { release } = entry.act {
                     let (new, details) =
-                        self.restore_pending(transaction, release, &pending[&release]);
+                        self.restore_pending(&transaction.entries, release, &pending[&release]);
                     releases.insert(release, new);
                     self.truth.pending.insert(new, details);
                 }
             }
             let xid = transaction.xids[0];
             for entry in &mut transaction.entries {
+                if !entry.act.is_rebuilt() {
+                    // Its doubt stayed.
+                    continue;
+                }
                 let mut d = self.memory.dispatcher();
                 let queue_of = |d: &mut Dispatcher<'_>, at: u32| {
                     d.ensure_queue(DB, &queue_name(names[&at])).unwrap()
@@ -191,7 +248,6 @@ impl World {
                     Act::Release { release } => Act::Release { release: releases[&release] },
                     Act::Withdraw { position, cancelled, .. } => {
                         let held = d.restore_withdrawn(DB, position, xid).unwrap();
-                        self.truth.jobs.get_mut(&position).unwrap().held = Some(xid);
                         Act::Withdraw { release: held.unwrap(), position, cancelled }
                     }
                     Act::Close { receipt, end, .. } => {
@@ -204,10 +260,6 @@ impl World {
                     Act::Defer { queue, retryable, count, due } => {
                         Act::Defer { queue: queue_of(&mut d, queue), retryable, count, due }
                     }
-                    Act::Pause { queue, paused } => {
-                        Act::Pause { queue: queue_of(&mut d, queue), paused }
-                    }
-                    Act::Configure { queue } => Act::Configure { queue: queue_of(&mut d, queue) },
                     other => other,
                 };
                 entry.generation = d.base(DB).generation;
@@ -219,13 +271,13 @@ impl World {
 
     fn restore_pending(
         &mut self,
-        transaction: &crate::world::Prepared,
+        entries: &[Entry],
         release: u32,
         details: &Pending,
     ) -> (u32, Pending) {
         let mut bits = Bits::default();
         let mut chunk = 0;
-        for Entry { act, .. } in &transaction.entries {
+        for Entry { act, .. } in entries {
             if let Act::Close { receipt, end: End::Released(of), .. } = act
                 && *of == release
             {
@@ -249,25 +301,76 @@ impl World {
         (new, *details)
     }
 
-    /// Replay meets the rows of open transactions, and knows them by their xmin.
-    fn restore_open(&mut self, names: &BTreeMap<u32, u8>) {
-        let mut d = self.memory.dispatcher();
-        for tx in &self.open {
-            for Entry { act, subxact, .. } in tx.log.entries() {
-                let act = &match *act {
-                    Act::Enqueue { .. } => *act,
+    /// Replay meets the rows of open transactions, and knows them by their xmin: that of any
+    /// of the subtransactions which committed into the one that the log names.
+    fn restore_open(&mut self, names: &BTreeMap<u32, u8>, pending: &BTreeMap<u32, Pending>) {
+        let mut open = core::mem::take(&mut self.open);
+        for tx in &mut open {
+            let entries = tx.log.entries().to_vec();
+            tx.log.clear();
+            tx.release = None;
+            // Closes of one subtransaction share a release; the log of the truth says so too.
+            let mut releases: BTreeMap<(u32, u32), u32> = BTreeMap::new();
+            for mut entry in entries.iter().copied() {
+                let sub = tx.subs.iter().find(|s| s.id == entry.subxact).unwrap();
+                let mut xid = sub.xids[self.dice.below(sub.xids.len())];
+                let act = match entry.act {
+                    Act::Enqueue { .. } => Some(entry.act),
                     Act::Defer { queue, retryable, count, due } => {
+                        let mut d = self.memory.dispatcher();
                         let queue = d.ensure_queue(DB, &queue_name(names[&queue])).unwrap();
-                        Act::Defer { queue, retryable, count, due }
+                        Some(Act::Defer { queue, retryable, count, due })
                     }
-                    _ => continue,
+                    Act::Claim { first, .. } => {
+                        let claim = self.memory.dispatcher().claim_by_first(DB, first).unwrap();
+                        Some(Act::Claim { claim, first })
+                    }
+                    Act::Withdraw { position, cancelled, .. } => {
+                        let mut d = self.memory.dispatcher();
+                        let held = d.restore_withdrawn(DB, position, tx.xid).unwrap();
+                        Some(Act::Withdraw { release: held.unwrap(), position, cancelled })
+                    }
+                    // Made again with the first close that needs it.
+                    Act::Release { .. } => continue,
+                    Act::Close { receipt, end, .. } => {
+                        let mut end = end;
+                        if let End::Released(old) = end {
+                            xid = sub.xids[0];
+                            let key = (old, entry.subxact);
+                            let known = releases.get(&key).copied();
+                            let release = known.unwrap_or_else(|| {
+                                let joint: Vec<Entry> = entries
+                                    .iter()
+                                    .copied()
+                                    .filter(|e| e.subxact == entry.subxact)
+                                    .collect();
+                                let (new, details) =
+                                    self.restore_pending(&joint, old, &pending[&old]);
+                                self.truth.pending.insert(new, details);
+                                let act = Act::Release { release: new };
+                                let doubt = Doubt { db: DB, xid, order: 0, act };
+                                self.memory.dispatcher().restore_doubt(doubt).unwrap();
+                                tx.log.push(Entry { act, ..entry });
+                                new
+                            });
+                            releases.insert(key, release);
+                            end = End::Released(release);
+                        }
+                        let item = self.memory.dispatcher().item(DB, receipt).unwrap();
+                        Some(Act::Close { item, receipt, end })
+                    }
+                    _ => None,
                 };
-                {
-                    let sub = tx.subs.iter().find(|s| s.id == *subxact).unwrap();
-                    let doubt = Doubt { db: DB, xid: sub.xids[0], order: 0, act: *act };
-                    d.restore_doubt(doubt).unwrap();
+                if let Some(act) = act {
+                    if matches!(act, Act::Close { .. } | Act::Claim { .. }) {
+                        entry.act = act;
+                    }
+                    let doubt = Doubt { db: DB, xid, order: 0, act };
+                    self.memory.dispatcher().restore_doubt(doubt).unwrap();
                 }
+                tx.log.push(entry);
             }
         }
+        self.open = open;
     }
 }

@@ -51,21 +51,25 @@ impl World {
         let keep = 1 + self.dice.below(self.open[at].subs.len() - 1);
         let from = self.open[at].subs[keep].id;
         let mut ended = Vec::new();
+        let mut undone = Vec::new();
         while let Some(entry) = self.open[at].log.pop_from(from) {
-            self.undo(&entry);
+            self.memory.dispatcher().undo(&entry, self.now);
+            undone.push(entry);
         }
         for sub in self.open[at].subs.drain(keep..) {
             ended.extend(sub.xids);
         }
         self.open[at].release = None;
-        self.settle_doubts(&ended, false);
+        self.undone(&undone, &ended);
     }
 
-    pub fn undo(&mut self, entry: &Entry) {
+    /// Memory has undone what it could by the log; the rest goes by xid.
+    fn undone(&mut self, entries: &[Entry], xids: &[u32]) {
         let names = self.names();
-        let mut d = self.memory.dispatcher();
-        d.undo(entry, self.now);
-        self.truth_abort(entry.act, &names);
+        self.settle_doubts(xids, false);
+        for entry in entries {
+            self.truth_abort(entry.act, &names);
+        }
     }
 
     pub fn truth_abort(&mut self, act: Act, names: &BTreeMap<u32, u8>) {
@@ -105,11 +109,15 @@ impl World {
         let tx = self.open.swap_remove(at);
         let names = self.names();
         let mut d = self.memory.dispatcher();
-        for entry in tx.log.entries() {
+        for entry in tx.log.entries().iter().filter(|e| !e.act.is_farewell()) {
             d.settle(entry, self.now);
         }
         let xids: Vec<u32> = tx.subs.iter().flat_map(|s| s.xids.iter().copied()).collect();
         self.settle_doubts(&xids, true);
+        let mut d = self.memory.dispatcher();
+        for entry in tx.log.entries().iter().filter(|e| e.act.is_farewell()) {
+            d.settle(entry, self.now);
+        }
         let names = Names { queue: &|at| names[&at] };
         self.truth.commit(tx.log.entries(), &names, self.now);
     }
@@ -117,11 +125,13 @@ impl World {
     pub fn abort(&mut self, at: usize) {
         self.saw("abort");
         let mut tx = self.open.swap_remove(at);
+        let mut undone = Vec::new();
         while let Some(entry) = tx.log.pop() {
-            self.undo(&entry);
+            self.memory.dispatcher().undo(&entry, self.now);
+            undone.push(entry);
         }
         let xids: Vec<u32> = tx.subs.iter().flat_map(|s| s.xids.iter().copied()).collect();
-        self.settle_doubts(&xids, false);
+        self.undone(&undone, &xids);
     }
 
     pub fn prepare(&mut self) {
@@ -142,7 +152,7 @@ impl World {
             return;
         }
         let (xid, entries) = (self.open[at].xid, self.open[at].log.entries().to_vec());
-        if !self.memory.dispatcher().keep_doubts(xid, &entries) {
+        if self.memory.dispatcher().keep_doubts(xid, &entries).is_none() {
             self.saw("doubts full");
             return;
         }

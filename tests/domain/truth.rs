@@ -66,6 +66,8 @@ pub struct Job {
     pub rollbacks: u8,
     pub state: State,
     pub closing: Option<u32>,
+    /// Its attempt was asked to stop.
+    pub asked: bool,
     /// By the transaction that withdrew it from where `state` says it waits.
     pub held: Option<u32>,
     pub deadline: i64,
@@ -145,7 +147,10 @@ impl Truth {
 
     /// A transaction committed.
     pub fn commit(&mut self, entries: &[Entry], names: &Names<'_>, now: i64) {
-        for entry in entries {
+        for entry in entries.iter().filter(|e| !e.act.is_farewell()) {
+            self.commit_act(entry.act, names, now);
+        }
+        for entry in entries.iter().filter(|e| e.act.is_farewell()) {
             self.commit_act(entry.act, names, now);
         }
         for entry in entries {
@@ -173,6 +178,7 @@ impl Truth {
                         rollbacks: 0,
                         state: State::Fresh,
                         closing: None,
+                        asked: false,
                         held: None,
                         deadline: i64::MAX,
                         claim: 0,
@@ -209,6 +215,7 @@ impl Truth {
             Act::Pause { queue, paused } => {
                 self.paused[usize::from((names.queue)(queue))] = paused;
             }
+            Act::Deregister { id, .. } if self.dead.contains(&id) => {}
             Act::Deregister { id, .. } => {
                 // What has a deadline goes on without it.
                 let jobs = &self.jobs;
@@ -235,11 +242,16 @@ impl Truth {
     }
 
     fn commit_close(&mut self, receipt: i64, end: End, now: i64) {
-        let position = self.receipts.remove(&receipt).unwrap();
+        let position = self.receipts[&receipt];
         let job = self.jobs.get_mut(&position).unwrap();
         assert!(matches!(job.state, State::Running { .. }) && job.closing.is_some());
         self.in_flight[usize::from(job.segment)] -= 1;
         job.closing = None;
+        if matches!(end, End::Open | End::Asked) {
+            job.asked |= end == End::Asked;
+            return;
+        }
+        self.receipts.remove(&receipt);
         let totals = &mut self.totals[usize::from(job.key.0)];
         let row = self.claims.get_mut(&job.claim).unwrap();
         row.items.retain(|i| i.0 != receipt);
@@ -259,8 +271,7 @@ impl Truth {
                 job.state = if due <= now { State::Tail } else { State::Timed { due, snoozed } };
                 return;
             }
-            End::Open | End::Asked => unreachable!("no act of the model leaves an item open"),
-            End::Undecided => unreachable!(),
+            End::Open | End::Asked | End::Undecided => unreachable!(),
         }
         self.jobs.remove(&position);
     }

@@ -133,7 +133,7 @@ fn many_doubts_are_settled_in_linear_time() {
         let act = Act::Defer { queue, retryable: false, count: 1, due: 5 };
         d.note(0, 1, act, &mut log);
     }
-    assert!(d.keep_doubts(77, log.entries()));
+    assert_eq!(d.keep_doubts(77, log.entries()), Some(0));
     assert_eq!((d.doubts.free(), d.queues[queue].pins), (0, 20_000));
     // Quadratic this took 400 million steps.
     d.settle_doubts(77, true, 0);
@@ -142,17 +142,58 @@ fn many_doubts_are_settled_in_linear_time() {
 }
 
 #[test]
-fn an_enqueue_that_replay_did_not_see_makes_another_due() {
+fn a_rebuild_waits_for_producers_between_their_grant_and_their_rows() {
     let mut memory = Memory::new(&ROOMY);
     let mut d = open(&mut memory);
-    lane(&mut d, "q", 1);
-    let mut log = UndoLog::new();
-    d.enqueue(0, "q", (1, 0), 5, 0, &mut log, 1).unwrap();
+    let (early, late) = (d.begin_write(0), d.begin_write(0));
+    let done = d.begin_write(0);
+    assert!(d.end_write(0, done));
     let segments = d.base(0).segments;
     d.begin_rebuild(0, (5000, 10), &segments, 0);
+    assert_eq!(d.stragglers(0), 2);
+    let after = d.begin_write(0);
+    assert!(d.end_write(0, after), "those of the new memory are not waited for");
+    assert!(d.end_write(0, early));
+    assert_eq!(d.stragglers(0), 1);
+    d.leave_stragglers(0);
+    assert!(!d.end_write(0, late), "replay may have passed by its rows");
+}
+
+#[test]
+fn a_rebuild_keeps_the_doubts_that_no_row_tells() {
+    let mut memory = Memory::new(&ROOMY);
+    let mut d = open(&mut memory);
+    let queue = lane(&mut d, "q", 1);
+    let mut log = UndoLog::new();
+    let defer = Act::Defer { queue, retryable: false, count: 1, due: 5 };
+    for act in
+        [defer, Act::Pause { queue, paused: false }, defer, Act::Pause { queue, paused: true }]
+    {
+        d.note(0, 1, act, &mut log);
+    }
+    assert_eq!(d.keep_doubts(77, log.entries()), Some(0));
+    let segments = d.base(0).segments;
+    d.begin_rebuild(0, (5000, 10), &segments, 0);
+    assert_eq!((d.doubts.used(), d.queues[queue].pins), (2, 2));
     d.finish_replay(0, (1, 2), i64::MAX);
-    d.settle(&log.entries()[0], 0);
-    assert!(d.base(0).replay_due);
+    d.settle_doubts(77, true, 0);
+    assert_eq!((d.doubts.used(), d.queues[queue].pins), (0, 0));
+    assert!(d.queues[queue].paused);
+    assert_eq!(d.queues[queue].counts.scheduled, 0);
+}
+
+#[test]
+fn a_prepare_that_fails_drops_its_own_doubts_only() {
+    let mut memory = Memory::new(&ROOMY);
+    let mut d = open(&mut memory);
+    let queue = lane(&mut d, "q", 1);
+    let act = Act::Configure { queue };
+    d.restore_doubt(Doubt { db: 0, xid: 77, order: 0, act }).unwrap();
+    let mut log = UndoLog::new();
+    d.note(0, 1, act, &mut log);
+    let first = d.keep_doubts(77, log.entries()).unwrap();
+    d.drop_doubts(77, first);
+    assert_eq!(d.doubts.used(), 1);
 }
 
 #[test]
@@ -218,7 +259,7 @@ fn doubts_are_settled_in_the_order_of_their_acts() {
     for paused in [true, false, true, false, true] {
         d.note(0, 1, Act::Pause { queue, paused }, &mut log);
     }
-    assert!(d.keep_doubts(77, log.entries()));
+    assert_eq!(d.keep_doubts(77, log.entries()), Some(0));
     d.settle_doubts(77, true, 0);
     assert!(d.queues[queue].paused);
     // The number a caller gives does not matter, the order of restoring does.

@@ -132,12 +132,12 @@ class Database:
         self.sessions.clear()
 
     def drop(self):
-        with self.server.connect(self.name) as conn:
-            for gid in conn.column(
-                "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
-            ):
-                conn.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
         with self.server.connect() as conn:
+            gids = conn.column("SELECT gid FROM pg_prepared_xacts WHERE database = %s", self.name)
+            if gids:  # else it may be gone already
+                with self.server.connect(self.name) as there:
+                    for gid in gids:
+                        there.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
             conn.execute(
                 sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(
                     sql.Identifier(self.name)

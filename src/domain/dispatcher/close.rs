@@ -90,10 +90,10 @@ impl Dispatcher<'_> {
     }
 
     /// The queue of an open item.
-    pub fn queue_of(&self, db: Db, receipt: i64) -> Option<&str> {
+    pub fn queue_of(&self, db: Db, receipt: i64) -> Option<u32> {
         let item = self.item(db, receipt)?;
         let lane = self.claims[self.items[item].claim].lane;
-        Some(self.queues[self.lanes[lane].queue].name())
+        Some(self.lanes[lane].queue)
     }
 
     /// Moves the deadlines of open items; None where the receipt is not open (or its owner is dead).

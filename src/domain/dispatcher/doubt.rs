@@ -4,13 +4,14 @@ use super::*;
 use crate::domain::undo::Entry;
 
 impl Dispatcher<'_> {
-    /// Keeps the acts of a transaction whose end its backend will not report. False, and
-    /// nothing kept, when there is no room.
-    pub fn keep_doubts(&mut self, xid: u32, entries: &[Entry]) -> bool {
+    /// Keeps the acts of a transaction whose end its backend will not report. Returns what
+    /// `drop_doubts` wants; None, and nothing kept, when there is no room.
+    pub fn keep_doubts(&mut self, xid: u32, entries: &[Entry]) -> Option<u32> {
         if self.doubts.free() < entries.len() {
-            return false;
+            return None;
         }
-        let mut order = self.doubts_of(xid);
+        let first = self.doubts_of(xid);
+        let mut order = first;
         for entry in entries {
             let Entry { db, generation, act, .. } = *entry;
             // Replay restored those of an earlier generation.
@@ -21,17 +22,55 @@ impl Dispatcher<'_> {
                 self.unpin(db, act);
             }
         }
-        true
+        Some(first)
     }
 
-    /// Forgets the doubts of a transaction whose own backend undoes its acts after all.
-    pub fn drop_doubts(&mut self, xid: u32) {
-        self.doubts.remove_where(|d| d.xid == xid);
+    /// Forgets what `keep_doubts` kept: its own backend undoes these acts after all. Those
+    /// that a replay restored are not in its hands.
+    pub fn drop_doubts(&mut self, xid: u32, first: u32) {
+        self.doubts.remove_where(|d| d.xid == xid && d.order >= first);
     }
 
-    /// Some transaction whose acts are in doubt, and where to go on from.
-    pub fn next_doubt(&self, from: u32) -> Option<(u32, u32)> {
-        self.doubts.next_used(from).map(|at| (at + 1, self.doubts[at].xid))
+    /// Forgets the doubts of a database that a replay finds in the tables. The others (of a
+    /// prepared pause, say) stay and are numbered anew.
+    pub(super) fn forget_rebuilt_doubts(&mut self, db: Db) {
+        let mut from = 0;
+        while let Some(at) = self.doubts.next_used(from) {
+            from = at + 1;
+            let Doubt { xid, order, .. } = self.doubts[at];
+            if self.doubts[at].db != db || order != 0 {
+                continue;
+            }
+            let mut kept = 0;
+            for order in 0..self.doubts_of(xid) {
+                let Some(at) = self.doubt(xid, order) else { continue };
+                let doubt = self.doubts[at];
+                if doubt.act.is_rebuilt() {
+                    self.unpin(db, doubt.act);
+                    self.doubts.remove(at);
+                    continue;
+                }
+                if kept < order {
+                    self.doubts.remove(at);
+                    self.doubts.insert(Doubt { order: kept, ..doubt });
+                }
+                kept += 1;
+            }
+        }
+    }
+
+    /// Some transaction whose acts are in doubt, and where to go on from. Those of a database
+    /// that is being replayed have to wait: what they act on may not be there yet.
+    pub fn next_doubt(&self, mut from: u32) -> Option<(u32, u32)> {
+        while let Some(at) = self.doubts.next_used(from) {
+            from = at + 1;
+            // Once for each transaction.
+            let Doubt { db, xid, order, .. } = self.doubts[at];
+            if order == 0 && self.databases[usize::from(db)].phase == Phase::Open {
+                return Some((from, xid));
+            }
+        }
+        None
     }
 
     /// The transaction ended: its doubts become facts, in the order of its acts or

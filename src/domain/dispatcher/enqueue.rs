@@ -26,6 +26,30 @@ pub enum Granted {
 }
 
 impl Dispatcher<'_> {
+    /// A producer is about to get places for rows and to write them. Returns what
+    /// `end_write` wants.
+    pub fn begin_write(&mut self, db: Db) -> u64 {
+        let database = self.base(db);
+        database.writers += 1;
+        database.generation
+    }
+
+    /// Its rows are written, or never will be. False when a rebuild has begun meanwhile and
+    /// did not wait: it may have passed by the rows.
+    #[must_use]
+    pub fn end_write(&mut self, db: Db, generation: u64) -> bool {
+        let database = self.base(db);
+        if database.generation == generation {
+            database.writers = database.writers.saturating_sub(1);
+            return true;
+        }
+        let awaited = database.straggling == generation && database.stragglers > 0;
+        if awaited {
+            database.stragglers -= 1;
+        }
+        awaited
+    }
+
     /// Adds chunk numbers nobody used. A block that came too late is left unused: while
     /// the last one is not used up, and also when a later one was handed out already (numbers
     /// must grow, and those below the floor are replay's).

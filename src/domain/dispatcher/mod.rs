@@ -125,6 +125,7 @@ impl Dispatcher<'_> {
         database.extension = extension;
         database.phase = Phase::Replaying;
         database.generation += 1;
+        database.attached = database.generation;
         database.changes = 0;
         database.next_chunk = block.0;
         database.end_chunk = block.0 + block.1;
@@ -143,6 +144,9 @@ impl Dispatcher<'_> {
         database.replayed = false;
         database.replay_due = false;
         database.doubts_due = false;
+        database.writers = 0;
+        database.stragglers = 0;
+        database.straggling = 0;
         database.cool_hand = 0;
         database.wide_waiters = 0;
         database.worker = 0;
@@ -154,6 +158,7 @@ impl Dispatcher<'_> {
     /// Forgets a database that is gone.
     pub fn detach(&mut self, db: Db) {
         self.clear(db);
+        self.doubts.remove_where(|d| d.db == db);
         self.dismiss_waiters(db);
         self.queues.remove_where(|q| q.db == db);
         self.runtimes.remove_where(|r| r.db == db);

@@ -55,15 +55,7 @@ impl Dispatcher<'_> {
         self.chunks.remove_where(|c| c.db == db);
         self.pages.remove_where(|p| p.db == db);
         self.lanes.remove_where(|l| l.db == db);
-        let mut from = 0;
-        while let Some(at) = self.doubts.next_used(from) {
-            from = at + 1;
-            if self.doubts[at].db == db {
-                let act = self.doubts[at].act;
-                self.unpin(db, act);
-                self.doubts.remove(at);
-            }
-        }
+        self.forget_rebuilt_doubts(db);
         let mut from = 0;
         while let Some(at) = self.queues.next_used(from) {
             from = at + 1;
@@ -97,6 +89,8 @@ impl Dispatcher<'_> {
         self.clear(db);
         let database = self.base(db);
         database.phase = Phase::Replaying;
+        database.straggling = database.generation;
+        database.stragglers = core::mem::take(&mut database.writers);
         database.generation += 1;
         database.changes += 1;
         database.next_chunk = block.0;
@@ -157,7 +151,19 @@ impl Dispatcher<'_> {
         Ok(())
     }
 
+    /// How many producers began before the rebuild and have not written all their rows.
+    pub fn stragglers(&mut self, db: Db) -> u32 {
+        self.base(db).stragglers
+    }
+
+    /// Replay waits no longer: whoever is late asks for another one.
+    pub fn leave_stragglers(&mut self, db: Db) {
+        self.base(db).stragglers = 0;
+    }
+
     /// An open claim. Its lane has a chunk in memory: the job's. Items follow.
+    ///
+    /// * `xid` - the top transaction that claims, while its end is open
     pub fn restore_claim(
         &mut self,
         db: Db,
@@ -165,6 +171,7 @@ impl Dispatcher<'_> {
         (segment, first, count): (u8, i64, u32),
         runtime: Option<[u8; 16]>,
         claimed_at: i64,
+        xid: Option<u32>,
     ) -> Result<u32, Full> {
         let lane = self.restore_lane(db, name)?;
         let owner = match runtime {
@@ -196,14 +203,14 @@ impl Dispatcher<'_> {
         let claim = Claim {
             db,
             segment,
-            committed: true,
+            committed: xid.is_none(),
             lane,
             first,
             count: 0,
             open: 0,
             items: NIL,
             runtime: owner,
-            xid: 0,
+            xid: xid.unwrap_or(0),
             claimed_at,
             timer: Default::default(),
             prev: NIL,
@@ -214,8 +221,8 @@ impl Dispatcher<'_> {
         Ok(at)
     }
 
-    /// An open item of a restored claim; `closer` is a transaction whose end is not known
-    /// and that closes it.
+    /// An open item of a restored claim; `closer` is a top transaction whose end is not
+    /// known and that closes it.
     pub fn restore_item(
         &mut self,
         claim: u32,
@@ -247,7 +254,12 @@ impl Dispatcher<'_> {
         // `add_item` counts the items of a new claim; the row said how many this one had.
         self.claims[claim].count = count;
         let queue = self.lanes[self.claims[claim].lane].queue;
-        self.queues[queue].counts.running += 1;
+        let counts = &mut self.queues[queue].counts;
+        if self.claims[claim].committed {
+            counts.running += 1;
+        } else {
+            counts.available += 1;
+        }
         let timer = self.claims[claim].timer;
         if deadline < i64::MAX && (!timer.is_running() || deadline < timer.at) {
             self.schedule_claim(claim, deadline);
@@ -300,6 +312,7 @@ impl Dispatcher<'_> {
             Act::Withdraw { position, .. } => {
                 self.chunk(db, split(position).0).map(|at| self.chunks[at].segment)
             }
+            Act::Claim { claim, .. } => Some(self.claims[claim].segment),
             Act::Close { receipt, .. } => {
                 self.item(db, receipt).map(|at| self.claims[self.items[at].claim].segment)
             }

@@ -72,10 +72,10 @@ impl Dispatcher<'_> {
 
     /// Whether an act of an open transaction claims for a runtime that died meanwhile.
     pub fn owner_is_dead(&self, entry: &crate::domain::undo::Entry) -> bool {
-        let crate::domain::undo::Act::Claim { claim, first } = entry.act else { return false };
-        self.claims
-            .get(claim)
-            .is_some_and(|c| c.first == first && c.runtime != NIL && self.runtimes[c.runtime].dead)
+        let crate::domain::undo::Act::Claim { first, .. } = entry.act else { return false };
+        // By its receipt: memory may have been rebuilt since.
+        let claim = self.claim_by_first(entry.db, first).map(|at| self.claims[at]);
+        claim.is_some_and(|c| c.runtime != NIL && self.runtimes[c.runtime].dead)
     }
 
     pub(super) fn orphaned_something(&mut self, db: Db) {
@@ -143,21 +143,26 @@ impl Dispatcher<'_> {
         self.bury_runtime(at);
     }
 
-    /// Receipts of the open attempts of a runtime that were claimed before a time.
-    pub fn items_of(&self, db: Db, id: &[u8; 16], before: i64, receipts: &mut Vec<i64>) {
-        let Some(at) = self.runtime(db, id) else { return };
+    /// Receipts of the open attempts of a runtime that were claimed before a time: as many as
+    /// `receipts` has room for. False when there are more.
+    pub fn items_of(&self, db: Db, id: &[u8; 16], before: i64, receipts: &mut Vec<i64>) -> bool {
+        let Some(at) = self.runtime(db, id) else { return true };
         let mut claim = self.runtimes[at].claims;
         while claim != NIL {
             let Claim { claimed_at, committed, next, .. } = self.claims[claim];
             if committed && claimed_at < before {
                 let mut item = self.claims[claim].items;
                 while item != NIL {
+                    if receipts.len() == receipts.capacity() {
+                        return false;
+                    }
                     receipts.push(self.items[item].receipt);
                     item = self.items[item].next;
                 }
             }
             claim = next;
         }
+        true
     }
 
     /// When the worker has something to do at the latest; MAX: never.

@@ -9,8 +9,20 @@ impl Dispatcher<'_> {
     /// in memory until the act is settled, so that its index cannot come to mean another.
     /// The log needs room for one entry.
     pub fn note(&mut self, db: Db, subxact: u32, act: Act, log: &mut UndoLog) -> usize {
-        self.pin(db, act);
         let generation = self.base(db).generation;
+        self.note_since(db, generation, subxact, act, log)
+    }
+
+    /// As `note`, of an act whose rows were begun in this generation.
+    pub fn note_since(
+        &mut self,
+        db: Db,
+        generation: u64,
+        subxact: u32,
+        act: Act,
+        log: &mut UndoLog,
+    ) -> usize {
+        self.pin(db, act);
         log.push(Entry { db, generation, subxact, act })
     }
 
@@ -39,19 +51,25 @@ impl Dispatcher<'_> {
         }
     }
 
+    /// Whether memory was rebuilt since the act and holds it as a doubt, to be settled by
+    /// xid. While a replay runs its doubts are half of the story: they are settled after it.
+    pub fn outlived(&mut self, entry: &Entry) -> bool {
+        let database = self.base(entry.db);
+        database.generation != entry.generation
+            && database.phase == Phase::Open
+            && entry.act.is_rebuilt()
+    }
+
     /// Plays an act of a committed transaction forward.
     pub fn settle(&mut self, entry: &Entry, now: i64) {
         let Entry { db, generation, act, .. } = *entry;
-        if self.base(db).phase == Phase::Absent {
+        let Database { phase, attached, .. } = *self.base(db);
+        if phase == Phase::Absent || generation < attached {
             return;
         }
         if self.base(db).generation == generation || !act.is_rebuilt() {
             self.commit_act(db, act, now);
             return;
-        }
-        if !self.is_known(db, act) {
-            // Replay ran between the act and its rows, and saw nothing.
-            self.base(db).replay_due = true;
         }
         self.unpin(db, act);
         self.leave_to_doubts(db);
@@ -60,7 +78,8 @@ impl Dispatcher<'_> {
     /// Takes back an act of a transaction or subtransaction that was rolled back.
     pub fn undo(&mut self, entry: &Entry, now: i64) {
         let Entry { db, generation, act, .. } = *entry;
-        if self.base(db).phase == Phase::Absent {
+        let Database { phase, attached, .. } = *self.base(db);
+        if phase == Phase::Absent || generation < attached {
             return;
         }
         if self.base(db).generation == generation || !act.is_rebuilt() {
@@ -71,40 +90,13 @@ impl Dispatcher<'_> {
         }
     }
 
-    /// Memory was rebuilt meanwhile and holds the act as a doubt: the worker settles it.
+    /// Memory was rebuilt meanwhile: replay found the rows of the act and left it in doubt,
+    /// or finds them committed. `settle_doubts` ends the doubt, by the worker if it is not
+    /// there yet. What a rebuild could have missed does not commit (`confirm`), or is
+    /// written before replay reads (`begin_write`).
     fn leave_to_doubts(&mut self, db: Db) {
         self.base(db).doubts_due = true;
         self.wake_worker_for(db, i64::MIN);
-    }
-
-    /// Whether memory, rebuilt since the act, holds it as a doubt. Walks all doubts, which
-    /// is as rare as a rebuild under an open transaction.
-    fn is_known(&self, db: Db, act: Act) -> bool {
-        let mut doubts = self.doubts.indexes().map(|at| &self.doubts[at]).filter(|d| d.db == db);
-        match act {
-            Act::Enqueue { chunk, first, count } => {
-                let end = first + count;
-                let known: u16 = doubts
-                    .filter_map(|d| match d.act {
-                        Act::Enqueue { chunk: c, first: f, count } if c == chunk => {
-                            Some((f + count).min(end).saturating_sub(f.max(first)))
-                        }
-                        _ => None,
-                    })
-                    .sum();
-                known >= count
-            }
-            Act::Claim { first, .. } => self.claim_by_first(db, first).is_some(),
-            Act::Withdraw { position, .. } => {
-                doubts.any(|d| matches!(d.act, Act::Withdraw { position: p, .. } if p == position))
-            }
-            Act::Close { receipt, .. } => {
-                self.item(db, receipt).is_none()
-                    || doubts
-                        .any(|d| matches!(d.act, Act::Close { receipt: r, .. } if r == receipt))
-            }
-            _ => true,
-        }
     }
 
     pub(super) fn commit_act(&mut self, db: Db, act: Act, now: i64) {
@@ -177,7 +169,9 @@ impl Dispatcher<'_> {
                 }
             }
             Act::Deregister { runtime, id } => {
-                if self.runtimes.get(runtime).is_some_and(|r| r.db == db && r.id == id) {
+                // One that was declared dead meanwhile gets nothing back by leaving in order.
+                let alive = |r: &Runtime| r.db == db && r.id == id && !r.dead;
+                if self.runtimes.get(runtime).is_some_and(alive) {
                     self.retire_runtime(runtime);
                 }
             }

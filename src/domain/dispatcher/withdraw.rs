@@ -81,15 +81,17 @@ impl Dispatcher<'_> {
         }))
     }
 
-    /// Replay: a job that an open transaction withdraws, taken out of the place it was
-    /// restored to. None: it waits nowhere.
+    /// A job that an open transaction withdraws, taken out of the place it was restored to:
+    /// to be named by its doubt, as `Act::Withdraw`. None: it waits nowhere.
+    ///
+    /// * `holder` - the top transaction
     pub fn restore_withdrawn(
         &mut self,
         db: Db,
         position: i64,
-        xid: u32,
+        holder: u32,
     ) -> Result<Option<u32>, Full> {
-        Ok(self.hold(db, position, xid)?.and_then(|held| held.ok()))
+        Ok(self.hold(db, position, holder)?.and_then(|held| held.ok()))
     }
 
     /// Moves a waiting job into a release that is held by the transaction; Err: it is held
@@ -141,37 +143,37 @@ impl Dispatcher<'_> {
     fn hold_from_release(&mut self, at: u32, offset: u16, xid: u32) -> Result<u32, Full> {
         let from = self.releases[at];
         let is_timed = from.state == ReleaseState::Timed;
-        let held = self
-            .releases
-            .insert(Release {
-                state: ReleaseState::Held,
-                home: if is_timed { Home::Timer } else { Home::Lane },
-                holder: xid,
-                bits: single(offset),
-                timer: Timer::stopped(from.timer.at),
-                next: NIL,
-                ..from
-            })
-            .ok_or(Full::Timers)?;
-        let first = from.bits.first();
-        self.releases[at].bits.remove(offset);
-        let is_empty = self.releases[at].bits.is_empty();
-        if is_timed {
-            if is_empty {
-                let wheel = &mut self.databases[usize::from(from.db)].release_wheel;
-                wheel.stop(&mut self.releases, at);
-                self.releases.remove(at);
+        let held = Release {
+            state: ReleaseState::Held,
+            home: if is_timed { Home::Timer } else { Home::Lane },
+            holder: xid,
+            bits: single(offset),
+            timer: Timer::stopped(from.timer.at),
+            next: NIL,
+            ..from
+        };
+        if from.bits.count() > 1 {
+            let held = self.releases.insert(held).ok_or(Full::Timers)?;
+            self.releases[at].bits.remove(offset);
+            if !is_timed {
+                self.lanes[from.lane].ready -= 1;
+                if from.after < 0 && from.bits.first() != self.releases[at].bits.first() {
+                    self.reorder_front(at);
+                }
             }
             return Ok(held);
         }
-        self.lanes[from.lane].ready -= 1;
-        if is_empty {
+        // Its only job: the release itself is held, and a rebuild needs no more of them than
+        // there were.
+        if is_timed {
+            let wheel = &mut self.databases[usize::from(from.db)].release_wheel;
+            wheel.stop(&mut self.releases, at);
+        } else {
+            self.lanes[from.lane].ready -= 1;
             self.unlink_returned(at);
-            self.releases.remove(at);
-        } else if from.after < 0 && first != self.releases[at].bits.first() {
-            self.reorder_front(at);
         }
-        Ok(held)
+        self.releases[at] = held;
+        Ok(at)
     }
 
     /// The attempt that has the job at this position. A walk over all open attempts, for
@@ -341,8 +343,9 @@ impl Dispatcher<'_> {
         self.item(db, receipt).is_some_and(|at| self.items[at].asked)
     }
 
-    /// The attempts of a runtime that were asked to stop: receipt, segment, position.
-    pub fn asked_of(&self, runtime: u32, each: &mut Vec<(i64, u8, i64)>) {
+    /// The attempts of a runtime that were asked to stop: receipt, segment, position; as many
+    /// as `found` has room for. False when there are more.
+    pub fn asked_of(&self, runtime: u32, found: &mut Vec<(i64, u8, i64)>) -> bool {
         let mut claim = self.runtimes[runtime].claims;
         while claim != NIL {
             let Claim { segment, items, next, .. } = self.claims[claim];
@@ -350,12 +353,16 @@ impl Dispatcher<'_> {
             while item != NIL {
                 let Item { asked, receipt, position, next, .. } = self.items[item];
                 if asked {
-                    each.push((receipt, segment, position));
+                    if found.len() == found.capacity() {
+                        return false;
+                    }
+                    found.push((receipt, segment, position));
                 }
                 item = next;
             }
             claim = next;
         }
+        true
     }
 }
 
