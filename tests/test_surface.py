@@ -44,11 +44,33 @@ FUNCTIONS = {
     "fail": (
         "receipt bigint, error text, retry_after interval, terminal boolean", "awa.job_state",
     ),
+    "snooze": ("receipt bigint, delay interval", "void"),
+    "cancel_attempt": ("receipt bigint, reason text", "void"),
     "release": ("receipts bigint[]", "bigint"),
     "extend": (
         "receipts bigint[], by interval",
         "TABLE(receipt bigint, deadline_at timestamp with time zone)",
     ),
+    "cancel_requested": ("receipts bigint[]", "SETOF bigint"),
+    "cancel_job": ("job_id bigint, reason text, force boolean", "awa.job_state"),
+    "cancel_by_unique_key": ("unique_key text", "bigint"),
+    "list_jobs": (
+        "queue text, state awa.job_state, kind text, tag text, before_id bigint, max_rows integer",
+        "SETOF awa.jobs",
+    ),
+    "job_attempts": (
+        "job_id bigint",
+        "TABLE(attempt integer, receipt bigint, runtime uuid,"
+        " claimed_at timestamp with time zone, closed_at timestamp with time zone,"
+        " outcome text, error text)",
+    ),
+    "dump_job": ("job_id bigint", "jsonb"),
+    "retry_job": ("job_id bigint", "awa.job_state"),
+    "delete_job": ("job_id bigint", "boolean"),
+    "retry_failed": ("queue text, kind text", "bigint"),
+    "discard_failed": ("queue text, kind text", "bigint"),
+    "configure_queue": ("queue text, settings jsonb", "jsonb"),
+    "get_result": ("job_id bigint, wait interval", "jsonb"),
     "get_job": ("job_id bigint", "SETOF awa.jobs"),
     "prepare_queue": ("queue text", "void"),
     "pause_queue": ("queue text, by text", "boolean"),

@@ -85,7 +85,8 @@ fn run(
         match claim::look(&wanted)? {
             Outcome::Claimed if max_jobs == 0 => LAST.set(Some(Outcome::Empty)),
             Outcome::Claimed => {
-                let claimed = claim::claim(&wanted)?;
+                // What could not run any more is out of the way: look at once again.
+                let Some(claimed) = claim::claim(&wanted)? else { continue };
                 if !claimed.is_empty() {
                     wait::done();
                     LAST.set(Some(Outcome::Claimed));

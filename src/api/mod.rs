@@ -2,15 +2,20 @@
 
 mod access;
 mod args;
+mod cancel;
 mod claim;
 mod close;
 mod grants;
 mod jobs;
+mod look;
 mod metrics;
 mod operate;
 pub mod preload;
 mod produce;
 mod queue;
 mod rescue;
+mod result;
+mod revive;
 mod runtime;
+mod settings;
 mod unique;

@@ -161,8 +161,8 @@ fn take_keys(db: Db, now: i64, jobs: &mut [NewJob]) -> Result<Vec<Enqueued>> {
     Ok(taken)
 }
 
-/// Writes the bodies of promoted jobs of one queue; their rows in `deferred_jobs` are the
-/// caller's to delete, in the same transaction and the same `begin_write`.
+/// Writes the bodies of promoted jobs of one queue; their rows elsewhere are the caller's to
+/// delete, in the same transaction and, if replay counts them, the same `begin_write`.
 pub fn promote(queue: &str, jobs: Vec<Promoted>) -> Result<()> {
     let db = attach()?;
     let now = xact::micros();

@@ -425,6 +425,8 @@ pub struct Item {
     pub as_body: bool,
     /// Its body has a unique key, or may have one: who closes it has to look.
     pub keyed: bool,
+    /// It was asked to stop: any end but completion cancels its job.
+    pub asked: bool,
     /// Attempts used before this one, or AS_BODY.
     pub prior: i16,
     pub closer: u32,
@@ -462,6 +464,19 @@ pub enum ReleaseState {
     Timed,
     /// Ready, in its lane.
     Returned,
+    /// Withdrawn by an open transaction.
+    Held,
+}
+
+/// Where a withdrawn job goes back to when its transaction rolls back.
+#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Home {
+    #[default]
+    Chunk,
+    Timer,
+    /// Among those that returned to the lane.
+    Lane,
 }
 
 /// Jobs of one chunk that became ready again together: same due time, same attempts.
@@ -483,6 +498,9 @@ pub struct Release {
     pub born: i64,
     /// It is popped before chunks with higher numbers; negative: before everything.
     pub after: i64,
+    /// Of a held one: where its job was, and the transaction that withdrew it.
+    pub home: Home,
+    pub holder: u32,
     /// The next in its lane.
     pub next: u32,
 }
@@ -502,6 +520,8 @@ impl Release {
             timer: Timer::stopped(due),
             born: due,
             after: 0,
+            home: Home::Chunk,
+            holder: 0,
             next: NIL,
         }
     }

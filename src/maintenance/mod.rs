@@ -11,6 +11,7 @@ mod debug;
 mod promote;
 mod replay;
 pub mod rescue;
+mod retention;
 mod turnover;
 
 use core::time::Duration;
@@ -68,6 +69,7 @@ pub static STEPS: &[Step] = &[
     Step { name: "promote", activity: "awa: promote due jobs", run: promote::promote_due },
     Step { name: "rescue_owner", activity: "awa: rescue orphans", run: rescue::rescue_orphans },
     Step { name: "rescue_deadline", activity: "awa: rescue expired", run: rescue::rescue_expired },
+    Step { name: "retention", activity: "awa: forget failed jobs", run: retention::clean_up },
     Step { name: "rotate", activity: "awa: rotate segments", run: turnover::rotate },
     Step { name: "count", activity: "awa: count ends", run: turnover::count },
     Step { name: "list", activity: "awa: list sealed segments", run: turnover::list },

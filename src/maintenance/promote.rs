@@ -50,6 +50,9 @@ impl PromotedKeys {
 
     /// The job back, if it may go on.
     fn switch(&mut self, mut job: Deferred) -> Result<Option<Deferred>> {
+        if job.body.expires_at.is_some_and(|at| at <= self.now) && job.body.attempts == 0 {
+            return self.expire(job);
+        }
         let from = match job.kind {
             Kind::Scheduled => State::Scheduled,
             Kind::Retryable => State::Retryable,
@@ -78,6 +81,24 @@ impl PromotedKeys {
             None => queues::read_held()?,
         };
         Ok(self.held.insert(held).contains(queue))
+    }
+
+    /// Nobody has claimed the job in time. None, or back for a while.
+    fn expire(&mut self, mut job: Deferred) -> Result<Option<Deferred>> {
+        let from = match job.kind {
+            Kind::Scheduled => State::Scheduled,
+            Kind::Retryable => State::Retryable,
+        };
+        let mut body = job.body;
+        if !self.is_held(&job.queue)?
+            && self.switcher.end(job.job_id, &mut body, from, State::Cancelled)?
+        {
+            self.cancel(job, body, keys::EXPIRED);
+        } else {
+            job.run_at = self.now + AGAIN;
+            self.undecided.push(job);
+        }
+        Ok(None)
     }
 
     fn cancel(&mut self, job: Deferred, mut body: Body, reason: &str) {
@@ -121,7 +142,7 @@ impl PromotedKeys {
             for ((queue, retryable), count) in &taken {
                 let queue = d.ensure_queue(db, queue)?;
                 let act = Act::Defer { queue, retryable: *retryable, count: -count, due: i64::MAX };
-                dispatch::log_act(d, db, subxact, act);
+                dispatch::log_written(d, db, subxact, act);
             }
             Ok(())
         })
@@ -178,7 +199,7 @@ pub fn promote_due(_context: &Context) -> Result<StepReport> {
         for ((queue, retryable), count) in &counts {
             let queue = d.ensure_queue(db, queue)?;
             let act = Act::Defer { queue, retryable: *retryable, count: -count, due: i64::MAX };
-            dispatch::log_act(d, db, subxact, act);
+            dispatch::log_written(d, db, subxact, act);
         }
         Ok(())
     })

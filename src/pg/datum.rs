@@ -95,6 +95,19 @@ pub fn own_bytes(datum: Datum) -> Vec<u8> {
     unsafe { FromDatum::from_datum(datum) }
 }
 
+/// A text of one of our own rows.
+pub fn own_text(datum: Datum) -> String {
+    // SAFETY: as above.
+    unsafe { FromDatum::from_datum(datum) }
+}
+
+/// A text[] of one of our own rows; NULL elements are left out.
+pub fn own_texts(datum: Datum) -> Vec<String> {
+    // SAFETY: as above.
+    let elements = unsafe { elements(datum, Element::TEXT) }.unwrap_or_default();
+    elements.into_iter().flatten().map(own_text).collect()
+}
+
 /// A bit(8) of one of our own rows.
 pub fn own_bits8(datum: Datum) -> Bits8 {
     // SAFETY: as above.

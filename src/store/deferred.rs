@@ -161,6 +161,14 @@ pub fn next_run_at() -> Result<Option<i64>> {
     Ok(next)
 }
 
+const DELETE: &str = "
+DELETE FROM awa.deferred_jobs WHERE job_id OPERATOR(pg_catalog.=) $1";
+
+/// Takes a job out; false when another transaction was faster, whose end is waited for.
+pub fn delete(job_id: i64) -> Result<bool> {
+    Ok(spi::as_owner(|spi| spi.execute(DELETE, &[spi::Arg::of(job_id)]))? > 0)
+}
+
 const TAKE: &str = "
 DELETE FROM awa.deferred_jobs WHERE job_id OPERATOR(pg_catalog.=) ANY (ARRAY(
     SELECT job_id FROM awa.deferred_jobs WHERE job_id OPERATOR(pg_catalog.=) ANY ($1)

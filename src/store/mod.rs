@@ -2,6 +2,7 @@
 //! stands beside the function that runs it, for everything else.
 
 pub mod acl;
+pub mod attempts;
 pub mod body;
 pub mod chunks;
 pub mod claims;
@@ -19,4 +20,5 @@ pub mod recoveries;
 pub mod runtimes;
 pub mod segments;
 pub mod settings;
+pub mod timeline;
 pub mod unique;

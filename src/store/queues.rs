@@ -1,6 +1,6 @@
 //! Queues: settings, pauses, totals.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use serde_json::Value;
 
@@ -9,6 +9,7 @@ use crate::domain::entities::{Counts, Db, QueueSettings};
 use crate::domain::table::NIL;
 use crate::domain::undo::Act;
 use crate::error::{Error, Result, SqlState};
+use crate::pg::datum::ToDatum;
 use crate::pg::heap::{Fate, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
@@ -101,6 +102,44 @@ pub fn create(name: &str) -> Result<()> {
     dispatch::reserve_log(1)?;
     spi::as_owner(|spi| spi.execute(CREATE, &[spi::Arg::of(name)]).map(|_| ()))?;
     note_change(db, name)
+}
+
+const CONFIGURE: &str = "
+INSERT INTO awa.queues AS q (queue, settings, created_at,
+                             completed_total, failed_total, cancelled_total)
+VALUES ($1, pg_catalog.jsonb_strip_nulls($2), pg_catalog.clock_timestamp(), 0, 0, 0)
+ON CONFLICT (queue) DO UPDATE SET
+    settings = pg_catalog.jsonb_strip_nulls(q.settings OPERATOR(pg_catalog.||) $2)
+RETURNING q.settings";
+
+/// Changes settings of a queue with this transaction, and returns all that its row says.
+///
+/// * `changes` - null: the row shall not say it any more
+pub fn configure(name: &str, changes: &Value) -> Result<Value> {
+    let (db, _) = ensure_loaded(name)?;
+    dispatch::reserve_log(1)?;
+    let stored = spi::as_owner(|spi| {
+        let args = [spi::Arg::of(name), spi::Arg::jsonb(Some(changes.clone().to_datum()))];
+        spi.query_one(CONFIGURE, &args, |row| Ok(row.json(1)))
+    })?;
+    note_change(db, name)?;
+    Ok(stored.flatten().unwrap_or(Value::Null))
+}
+
+/// How long queues keep failed and cancelled jobs, where they differ from the server's
+/// setting; see `settings::failed_retention`.
+pub fn failed_retentions() -> Result<HashMap<String, i64>> {
+    let mut kept = HashMap::new();
+    let table = Table::open(catalog::relation("queues")?, LockMode::AccessShare);
+    table.scan(Snapshot::SelfNow, |row| {
+        let own = row.json(2).as_ref().and_then(settings::failed_retention);
+        if let (Some(queue), Some(own)) = (row.text(1), own) {
+            kept.insert(queue, own);
+        }
+        Ok(true)
+    })?;
+    table.close_release_lock();
+    Ok(kept)
 }
 
 /// Memory reads the row again once this transaction has committed.

@@ -120,6 +120,7 @@ impl Memory {
             rollbacks: 0,
             as_body: false,
             keyed: false,
+            asked: false,
             prior: 0,
             closer: 0,
             claim: 0,

@@ -12,6 +12,8 @@ pub struct Taken {
     pub prior: i16,
     /// See `Item::keyed`.
     pub keyed: bool,
+    /// See `Item::asked`.
+    pub asked: bool,
     /// The receipt of the first item of its claim; `receipt - claim` is its number in it.
     pub claim: i64,
     pub count: u32,
@@ -66,7 +68,7 @@ impl Dispatcher<'_> {
         let item = &mut self.items[at];
         item.closer = xid;
         item.closing = true;
-        let Item { position, prior, keyed, .. } = *item;
+        let Item { position, prior, keyed, asked, .. } = *item;
         self.base(db).segments[usize::from(claim.segment)].in_flight += 1;
         self.changed(db, claim.segment);
         let lane = self.lanes[claim.lane];
@@ -76,6 +78,7 @@ impl Dispatcher<'_> {
             position,
             prior,
             keyed,
+            asked,
             claim: claim.first,
             count: claim.count,
             segment: claim.segment,

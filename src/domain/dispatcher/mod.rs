@@ -15,6 +15,7 @@ mod replay;
 mod runtime;
 mod settle;
 mod wait;
+mod withdraw;
 
 pub use claim::{Claimed, Owner, Popped, Request};
 pub use close::{Take, Taken};
@@ -22,6 +23,7 @@ pub use cold::{Cold, Loaded};
 pub use enqueue::{Grant, Granted};
 pub use replay::{LaneName, Restored};
 pub use wait::Wakes;
+pub use withdraw::{Withdraw, Withdrawn};
 
 use super::entities::*;
 use super::page::Page;

@@ -242,6 +242,7 @@ impl Dispatcher<'_> {
             as_body: prior == AS_BODY,
             // Bodies are not read: who closes it finds out.
             keyed: true,
+            asked: false,
             prior,
             closer: closer.unwrap_or(0),
             claim,
@@ -310,6 +311,9 @@ impl Dispatcher<'_> {
         self.pin(db, act);
         let segment = match act {
             Act::Enqueue { chunk, .. } => self.chunk(db, chunk).map(|at| self.chunks[at].segment),
+            Act::Withdraw { position, .. } => {
+                self.chunk(db, split(position).0).map(|at| self.chunks[at].segment)
+            }
             Act::Claim { claim, .. } => Some(self.claims[claim].segment),
             Act::Close { receipt, .. } => {
                 self.item(db, receipt).map(|at| self.claims[self.items[at].claim].segment)
