@@ -933,8 +933,12 @@ CREATE TABLE awa.attempt_state (
     updated_at          timestamptz NOT NULL,
     cancel_requested_at timestamptz,        -- it was asked to stop
     cancel_reason       text,
+    resumed             boolean NOT NULL DEFAULT false,  -- the last callback that was registered was
+    leased              boolean NOT NULL DEFAULT false,  -- it was resumed after its owner had gone
     PRIMARY KEY (job_id, receipt)
 );
+CREATE INDEX attempt_state_callback_id ON awa.attempt_state (callback_id)
+    WHERE callback_id IS NOT NULL;
 SELECT pg_catalog.pg_extension_config_dump('awa.attempt_state', '');
 
 CREATE TABLE awa.cron_jobs (

@@ -98,6 +98,42 @@ CREATE FUNCTION awa.extend(receipts bigint[], by interval)
 RETURNS TABLE (receipt bigint, deadline_at timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_extend';
 
+CREATE FUNCTION awa.register_callback(receipt bigint, timeout interval, opts jsonb DEFAULT '{}')
+RETURNS uuid LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_register_callback';
+COMMENT ON FUNCTION awa.register_callback IS 'Gives an attempt a token by which others resolve it';
+
+CREATE FUNCTION awa.wait_for_callback(receipt bigint)
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_wait_for_callback';
+COMMENT ON FUNCTION awa.wait_for_callback IS 'Parks an attempt until its callback is resolved';
+
+CREATE FUNCTION awa.complete_external(callback uuid, payload jsonb DEFAULT NULL)
+RETURNS awa.job_state LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_complete_external';
+COMMENT ON FUNCTION awa.complete_external IS 'Completes the job of a callback';
+
+CREATE FUNCTION awa.fail_external(callback uuid, error text)
+RETURNS awa.job_state LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_fail_external';
+COMMENT ON FUNCTION awa.fail_external IS 'Fails the job of a callback for good';
+
+CREATE FUNCTION awa.retry_external(callback uuid)
+RETURNS awa.job_state LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_retry_external';
+COMMENT ON FUNCTION awa.retry_external IS 'Makes a parked job available again; its attempts start over';
+
+CREATE FUNCTION awa.resume_external(callback uuid, payload jsonb DEFAULT NULL)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_resume_external';
+COMMENT ON FUNCTION awa.resume_external IS 'Lets an attempt go on and returns its receipt';
+
+CREATE FUNCTION awa.heartbeat_callback(callback uuid, timeout interval)
+RETURNS timestamptz LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_heartbeat_callback';
+COMMENT ON FUNCTION awa.heartbeat_callback IS 'Gives the callback of a parked attempt more time';
+
+CREATE FUNCTION awa.cancel_callback(callback uuid)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_cancel_callback';
+COMMENT ON FUNCTION awa.cancel_callback IS 'Takes a callback back before its attempt waits for it';
+
+CREATE FUNCTION awa.callback_result(receipt bigint)
+RETURNS jsonb LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_callback_result';
+COMMENT ON FUNCTION awa.callback_result IS 'What the last callback that was resumed brought';
+
 -- Look
 
 CREATE FUNCTION awa.jobs_rows()
@@ -390,6 +426,9 @@ ALTER TABLE awa.lease_claim_closures_15 ENABLE ALWAYS TRIGGER foreign_rows;
 CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.deferred_jobs
     FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
 ALTER TABLE awa.deferred_jobs ENABLE ALWAYS TRIGGER foreign_rows;
+CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.attempt_state
+    FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
+ALTER TABLE awa.attempt_state ENABLE ALWAYS TRIGGER foreign_rows;
 CREATE TRIGGER foreign_rows AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa.queues
     FOR EACH STATEMENT EXECUTE FUNCTION awa.foreign_rows();
 ALTER TABLE awa.queues ENABLE ALWAYS TRIGGER foreign_rows;

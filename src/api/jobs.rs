@@ -14,6 +14,9 @@ use crate::store::jobs::{self, Job, State};
 sql_function!(awa_jobs_rows, all);
 sql_function!(awa_get_job, one);
 
+/// The member of the metadata that shows what a callback brought.
+const CALLBACK_RESULT: &str = "_awa_callback_result";
+
 /// Which queues the caller may read; asked once a queue.
 pub struct Gate {
     master: bool,
@@ -103,6 +106,17 @@ pub fn push(rows: &mut Rows, job: &Job, now: i64) -> Result<()> {
             job.errors.iter().map(|e| Some(Json(e).to_datum())).collect();
         datum::array(Element::JSONB, &errors)
     });
+    let note = job.note.as_ref();
+    let metadata = body.metadata.unwrap_or_else(|| Json("{}").to_datum());
+    // Whatever it is, it is no part of what the job was enqueued with.
+    let metadata = match note.and_then(|note| note.callback_result) {
+        Some(result) => {
+            let result = datum::own_json_text(result);
+            let member = Json(&format!("{{\"{CALLBACK_RESULT}\": {result}}}")).to_datum();
+            datum::json_merged(metadata, member)
+        }
+        None => metadata,
+    };
     rows.push(&[
         Some(job.job_id.to_datum()),
         Some(body.kind),
@@ -119,12 +133,12 @@ pub fn push(rows: &mut Rows, job: &Job, now: i64) -> Result<()> {
         time(job.finalized_at),
         time(Some(body.created_at)),
         errors,
-        Some(body.metadata.unwrap_or_else(|| Json("{}").to_datum())),
+        Some(metadata),
         Some(body.tags.unwrap_or_else(|| datum::text_array::<&str>(&[]))),
         body.unique_key,
         body.unique_states,
-        None,
-        None,
+        note.and_then(|note| note.callback_id).map(|id| id.to_datum()),
+        time(note.and_then(|note| note.callback_timeout_at)),
         None,
         None,
         None,

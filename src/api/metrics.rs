@@ -91,6 +91,7 @@ fn queue_metrics(metrics: &mut Metrics, now: i64) -> Result<()> {
             ("available", counts.available),
             ("running", counts.running),
             ("retryable", counts.retryable),
+            ("waiting_external", counts.waiting_external),
         ] {
             let labels = json!({ "queue": queue, "state": state });
             metrics.gauge("awa_queue_depth", &labels, jobs as f64)?;

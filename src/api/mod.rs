@@ -2,6 +2,7 @@
 
 mod access;
 mod args;
+mod callback;
 mod cancel;
 mod claim;
 mod close;

@@ -159,8 +159,16 @@ fn stats(call: &mut Call) -> Result<Returned> {
         if !access::may(&queue, Profile::Reader)? {
             continue;
         }
-        let Counts { scheduled, available, running, retryable, completed, failed, cancelled } =
-            stats.counts;
+        let Counts {
+            scheduled,
+            available,
+            running,
+            waiting_external,
+            retryable,
+            completed,
+            failed,
+            cancelled,
+        } = stats.counts;
         rows.push(&[
             Some(queue.to_datum()),
             Some(stats.paused.unwrap_or(false).to_datum()),
@@ -168,7 +176,7 @@ fn stats(call: &mut Call) -> Result<Returned> {
             Some(available.to_datum()),
             Some(running.to_datum()),
             Some(retryable.to_datum()),
-            Some(0_i64.to_datum()),
+            Some(waiting_external.to_datum()),
             Some(0_i64.to_datum()),
             Some(completed.to_datum()),
             Some(failed.to_datum()),

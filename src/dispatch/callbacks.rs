@@ -7,7 +7,7 @@
 
 use super::session::{leave_wait, with_log};
 use crate::domain::dispatcher::Dispatcher;
-use crate::domain::undo::Act;
+use crate::domain::undo::{Act, End, Entry};
 use crate::error::{Error, Result, SqlState};
 use crate::pg::{debug_point::debug_point, exit, latch, xact};
 
@@ -53,14 +53,15 @@ fn commit() {
     if !with_log(|log| log.is_empty()) {
         let now = xact::micros();
         super::with(|d| {
-            let mut outlived = false;
+            let outlived =
+                with_log(|log| log.entries().iter().any(|e| !e.act.is_farewell() && d.outlived(e)));
+            // What a rebuild made doubts of came before the rest of the log.
+            settle_own(d, outlived, true, now);
             with_log(|log| {
                 for entry in log.entries().iter().filter(|e| !e.act.is_farewell()) {
-                    outlived |= d.outlived(entry);
                     d.settle(entry, now);
                 }
             });
-            settle_own(d, outlived, true, now);
             with_log(|log| {
                 for entry in log.entries().iter().filter(|e| e.act.is_farewell()) {
                     d.settle(entry, now);
@@ -156,6 +157,12 @@ fn pre_prepare() -> Result<()> {
     }
     if !any {
         return Ok(());
+    }
+    // Doubts of subtransactions are settled one by one, and what is said of an attempt in no
+    // other order than it was.
+    let said = |e: &Entry| matches!(e.act, Act::Close { end: End::Kept(_), .. });
+    if super::with(|d| with_log(|log| log.entries().iter().any(|e| said(e) && d.outlived(e)))) {
+        return Err(super::replaying());
     }
     let xid = xact::top_xid();
     match super::with(|d| with_log(|log| d.keep_doubts(xid, log.entries()))) {

@@ -21,7 +21,8 @@ use crate::store::{attempts, history, jobs, queues};
 /// Cancels the job, or asks its attempt to stop. Returns the label of the state it is in
 /// then.
 ///
-/// * `force` - a running job is cancelled too, and its receipt is stale
+/// * `force` - a running job is cancelled too, and its receipt is stale; a parked one is in
+///   any case, for nobody works on it who could be asked
 /// * `may` - refuses a caller who may not act on the queue
 pub fn cancel(
     job_id: i64,
@@ -42,7 +43,7 @@ pub fn cancel(
         }
         Seized::Running(hold) => {
             may(&hold.queue())?;
-            if force {
+            if force || hold.is_parked() {
                 close::cancel(hold, reason)?;
                 return Ok("cancelled");
             }
@@ -127,10 +128,10 @@ fn ask(hold: Hold, reason: Option<&str>) -> Result<()> {
     let now = xact::micros();
     for item in &hold.taken {
         for placed in body::read(item.segment, &[item.position])? {
-            attempts::ask(placed.job_id(), item.receipt, now, reason)?;
+            let note = attempts::ask(placed.job_id(), item.receipt, now, reason)?;
+            close::decide(&[*item], |_| End::Kept(note.mark()));
         }
     }
-    close::decide(&hold.taken, |_| End::Asked);
     let (db, generation) = hold.origin();
     confirm(db, generation)
 }

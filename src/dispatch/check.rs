@@ -3,13 +3,15 @@
 //! Memory is copied, the tables are read, and the change counter is compared: when nothing
 //! moved in between, both show the same moment. Under traffic that is tried again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::session::{attach, with_open};
 use super::{key_check, place_check};
 use crate::domain::bits::Bits;
 use crate::domain::dispatcher::Dispatcher;
-use crate::domain::entities::{AS_BODY, Counts, Db, QueueName, ReleaseState, SEGMENTS, split};
+use crate::domain::entities::{
+    AS_BODY, Counts, Db, Item, Mark, QueueName, ReleaseState, SEGMENTS, split,
+};
 use crate::domain::page::PAGE_CHUNKS;
 use crate::error::Result;
 use crate::pg::debug_point::debug_point;
@@ -17,7 +19,7 @@ use crate::pg::snapshot::Snapshot;
 use crate::pg::{latch, xact};
 use crate::store::evidence::{self, Detail, Evidence, Sight};
 use crate::store::lanes::LaneRow;
-use crate::store::{body, deferred, lanes, queues, segments};
+use crate::store::{attempts, body, deferred, lanes, queues, segments};
 
 /// How long a pause in the traffic is waited for, microseconds.
 const PATIENCE: i64 = 20_000_000;
@@ -42,6 +44,7 @@ struct MemoryItem {
     position: i64,
     committed: bool,
     prior: i16,
+    mark: Mark,
 }
 
 struct MemoryRelease {
@@ -154,7 +157,8 @@ impl Raw {
             let item = &d.items[at];
             if item.db == db {
                 let committed = d.claims[item.claim].committed;
-                let entry = MemoryItem { position: item.position, committed, prior: item.prior };
+                let Item { position, prior, mark, .. } = *item;
+                let entry = MemoryItem { position, committed, prior, mark };
                 self.items.push((item.receipt, entry));
             }
         }
@@ -215,6 +219,8 @@ struct Tables {
     lanes: HashMap<i64, LaneRow>,
     deferred: HashMap<String, Counts>,
     totals: Vec<queues::Totals>,
+    /// What is written about open attempts, by receipt.
+    marks: HashMap<i64, Mark>,
     keys: key_check::Keys,
     places: place_check::Places,
 }
@@ -225,19 +231,28 @@ impl Tables {
         for segment in 0..SEGMENTS as u8 {
             segments.push(evidence::read(segment, Sight::Signed, Detail::None, i64::MAX)?);
         }
+        let marks: HashMap<i64, Mark> = attempts::read_all(Snapshot::SelfNow)?
+            .into_iter()
+            .map(|(receipt, note)| (receipt, note.mark()))
+            .collect();
         Ok(Self {
             known: segments::read_known()?,
-            keys: key_check::Keys::read(&segments)?,
+            keys: key_check::Keys::read(&segments, &marks)?,
             places: place_check::Places::read(&segments)?,
             segments,
             lanes: lanes::read_all(Snapshot::SelfNow)?,
             deferred: deferred::count(Snapshot::SelfNow)?,
             totals: queues::read_totals()?,
+            marks,
         })
     }
 }
 
 impl Tables {
+    fn is_parked(&self, receipt: i64) -> bool {
+        self.marks.get(&receipt).is_some_and(Mark::is_parked)
+    }
+
     /// The transactions that wrote what was read.
     fn writers(&self) -> impl Iterator<Item = u32> {
         let known = self.known.iter().map(|k| k.writer).filter(|xid| *xid > evidence::FROZEN);
@@ -285,6 +300,10 @@ fn compare(memory: &Memory, tables: &Tables) -> Result<Vec<Finding>> {
         Finding {
             invariant: "every open attempt is open in memory",
             faults: compare_items(memory, tables).0,
+        },
+        Finding {
+            invariant: "parked attempts and requests to stop are those of open attempts",
+            faults: compare_marks(memory, tables).0,
         },
         Finding {
             invariant: "released jobs have the attempts and times of their closures",
@@ -417,6 +436,25 @@ fn compare_items(memory: &Memory, tables: &Tables) -> Faults {
     faults
 }
 
+fn compare_marks(memory: &Memory, tables: &Tables) -> Faults {
+    let mut faults = Faults(Vec::new());
+    let open: HashSet<i64> =
+        tables.segments.iter().flat_map(|s| &s.open).map(|item| item.receipt).collect();
+    for receipt in tables.marks.keys().filter(|receipt| !open.contains(receipt)) {
+        faults.push(|| format!("something is written about receipt {receipt}, which is not open"));
+    }
+    // Memory knows earlier than the row that an owner has gone.
+    let told = |mark: &Mark| (mark.asked, mark.is_parked(), mark.until);
+    for (receipt, item) in memory.items.iter().filter(|(_, item)| item.committed) {
+        let row = tables.marks.get(receipt).copied().unwrap_or_default();
+        if told(&item.mark) != told(&row) {
+            let kept = item.mark;
+            faults.push(|| format!("receipt {receipt} is {kept:?} in memory, {row:?} in its row"));
+        }
+    }
+    faults
+}
+
 fn compare_releases(memory: &Memory, tables: &Tables) -> Faults {
     let mut faults = Faults(Vec::new());
     for release in memory.releases.iter().filter(|r| r.prior != AS_BODY) {
@@ -450,7 +488,9 @@ fn scan_counts(tables: &Tables, now: i64) -> BTreeMap<String, Counts> {
         for item in &segment.open {
             let Some(claim) = segment.claims.get(item.claim) else { continue };
             let entry = counts.entry(name(&claim.lane_id)).or_default();
-            if claim.xid.is_none() {
+            if claim.xid.is_none() && tables.is_parked(item.receipt) {
+                entry.waiting_external += 1;
+            } else if claim.xid.is_none() {
                 entry.running += 1;
             } else {
                 entry.available += 1;
@@ -509,7 +549,7 @@ fn compare_counts(memory: &Memory, tables: &Tables) -> Faults {
     let counts = scan_counts(tables, xact::micros());
     // A job whose time has just come is on its way from one column to the other.
     let waiting = |c: &Counts| c.available + c.retryable + c.scheduled;
-    let ends = |c: &Counts| (c.running, c.completed, c.failed, c.cancelled);
+    let ends = |c: &Counts| (c.running, c.waiting_external, c.completed, c.failed, c.cancelled);
     for name in counts.keys().chain(memory.counts.keys().filter(|n| !counts.contains_key(*n))) {
         let scanned = counts.get(name).copied().unwrap_or_default();
         let kept = memory.counts.get(name).copied().unwrap_or_default();

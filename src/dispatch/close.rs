@@ -1,16 +1,17 @@
 //! The ends of attempts: completed, failed, released, rescued.
 
-use super::enqueue::write_deferred;
+use super::enqueue::{self, Promoted, write_deferred};
 use super::keys::{self, Patience, Switched, Switcher};
-use super::session::{confirm, reserve_log, with_log, with_open};
+use super::session::{begin_write, confirm, end_write, reserve_log, with_log, with_open};
 use crate::domain::backoff::Backoff;
-use crate::domain::dispatcher::{Take, Taken};
+use crate::domain::dispatcher::{Take, Taken, Taker};
 use crate::domain::entities::{Database, Db, split};
 use crate::domain::undo::End;
 use crate::domain::unique::State;
 use crate::error::{Error, Result, SqlState};
 use crate::pg::datum::Datum;
 use crate::pg::debug_point::debug_point;
+use crate::pg::snapshot::Snapshot;
 use crate::pg::xact;
 use crate::store::attempts;
 use crate::store::body::{self, Placed};
@@ -26,12 +27,37 @@ const SHORT: i64 = 60_000_000;
 /// Who closes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Closer {
-    /// The worker that has the receipt: refused when its runtime is dead.
+    /// The worker that has the receipt: refused when its runtime is dead or it is parked.
     Owner,
-    /// A rescue: skips what an open transaction holds.
+    /// The same about a callback: the attempt may be parked.
+    Waiter,
+    /// A rescue: skips what an open transaction holds, and what is parked.
     Rescue,
+    /// A rescue of parked attempts whose callbacks have timed out at this time.
+    Overdue(i64),
     /// Somebody who acts on the job whatever became of its worker.
     Operator,
+}
+
+impl Closer {
+    fn taker(self) -> Taker {
+        match self {
+            Self::Owner => Taker::Owner,
+            Self::Waiter => Taker::Waiter,
+            Self::Rescue => Taker::Lost,
+            Self::Overdue(now) => Taker::Overdue(now),
+            Self::Operator => Taker::Operator,
+        }
+    }
+
+    fn waits(self) -> bool {
+        !matches!(self, Self::Rescue | Self::Overdue(_))
+    }
+}
+
+/// The state of the job of an attempt.
+pub(super) fn state_of(item: &Taken) -> State {
+    if item.mark.is_parked() { State::WaitingExternal } else { State::Running }
 }
 
 /// Items this transaction is closing.
@@ -46,6 +72,11 @@ impl Hold {
     /// The queue of its first item.
     pub fn queue(&self) -> String {
         self.taken.first().map_or_else(String::new, |item| super::queue_name(item.queue))
+    }
+
+    /// Whether its items are parked.
+    pub fn is_parked(&self) -> bool {
+        self.taken.iter().all(|item| item.mark.is_parked())
     }
 
     /// What `confirm` wants to know.
@@ -74,7 +105,7 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
     let mut busy: Vec<(i64, u32)> = Vec::with_capacity(receipts.len());
     // One entry for the item, one for a release it may need.
     reserve_log(2 * receipts.len())?;
-    let (owner, waits) = (closer == Closer::Owner, closer != Closer::Rescue);
+    let (taker, waits) = (closer.taker(), closer.waits());
     let mut probed = false;
     let (db, generation) = loop {
         let begun = with_open(|d, db| {
@@ -84,7 +115,7 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
             }
             with_log(|log| {
                 for receipt in receipts {
-                    match d.take(db, *receipt, xid, subxact, owner, log) {
+                    match d.take(db, *receipt, xid, subxact, taker, log) {
                         Take::Taken(item) => taken.push(item),
                         Take::Busy(holder) => busy.push((*receipt, holder)),
                         Take::Stale => {}
@@ -108,7 +139,7 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
                 // cancels work. No lock of ours is held.
                 xact::wait_for_xid(holder);
                 let again = with_open(|d, db| {
-                    with_log(|log| d.take(db, receipt, xid, subxact, owner, log))
+                    with_log(|log| d.take(db, receipt, xid, subxact, taker, log))
                 })?;
                 match again {
                     Take::Taken(item) => taken.push(item),
@@ -128,6 +159,27 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
     }
     let patience = if waits { Patience::Wait } else { Patience::Skip };
     Ok(Hold { db, patience, generation, taken })
+}
+
+/// Puts jobs into their lanes with new bodies.
+fn write_ready(db: Db, mut jobs: Vec<(u32, Promoted)>) -> Result<()> {
+    begin_write(db)?;
+    jobs.sort_by_key(|(lane, _)| *lane);
+    for run in jobs.chunk_by(|a, b| a.0 == b.0) {
+        let Some((lane, _)) = run.first() else { continue };
+        let (queue, shard) = lane_name(*lane);
+        let jobs = run.iter().map(|(_, job)| Promoted { shard, ..*job }).collect();
+        enqueue::promote(&queue, jobs)?;
+    }
+    end_write();
+    Ok(())
+}
+
+/// The queue and the shard of a lane.
+fn lane_name(lane: u32) -> (String, u8) {
+    let found = super::with(|d| d.lanes.get(lane).map(|l| (l.queue, l.shard)));
+    let (queue, shard) = found.unwrap_or((crate::domain::table::NIL, 0));
+    (super::queue_name(queue), shard)
 }
 
 /// One closure row a claim and end: `Taken` of one claim, in the order of their items.
@@ -217,11 +269,10 @@ pub fn complete_with_result(hold: Hold, result: Datum) -> Result<()> {
     confirm(hold.db, hold.generation)
 }
 
-/// The items whose bodies may have a unique key, or that were asked to stop, with their
-/// bodies.
-fn keyed(taken: &[Taken]) -> Result<Vec<(Taken, Placed)>> {
-    let mut items: Vec<Taken> =
-        taken.iter().filter(|item| item.keyed || item.asked).copied().collect();
+/// The items whose bodies may have a unique key, or about which there may be a row, with
+/// their bodies.
+fn marked(taken: &[Taken]) -> Result<Vec<(Taken, Placed)>> {
+    let mut items: Vec<Taken> = taken.iter().filter(|item| !is_plain(item)).copied().collect();
     items.sort_unstable_by_key(|item| item.segment);
     let mut found = Vec::with_capacity(items.len());
     for run in items.chunk_by(|a, b| a.segment == b.segment) {
@@ -231,19 +282,24 @@ fn keyed(taken: &[Taken]) -> Result<Vec<(Taken, Placed)>> {
     Ok(found)
 }
 
+/// Nothing is to be looked up in other tables when the attempt ends.
+fn is_plain(item: &Taken) -> bool {
+    !item.keyed && !item.noted
+}
+
 /// Frees the unique keys of jobs that came to their end, or keeps them where the mask says
-/// so. Only owners complete, so open transactions are waited for. Requests to stop that came
-/// to nothing are forgotten.
+/// so. No rescue completes, so open transactions are waited for. Callbacks are forgotten, and
+/// requests to stop that came to nothing.
 fn end_keys(taken: &[Taken], to: State) -> Result<()> {
-    if taken.iter().all(|item| !item.keyed && !item.asked) {
+    if taken.iter().all(is_plain) {
         return Ok(());
     }
     let mut switcher = Switcher::new(Patience::Wait);
-    for (item, mut job) in keyed(taken)? {
-        if item.asked {
+    for (item, mut job) in marked(taken)? {
+        if item.noted {
             attempts::forget(job.job_id(), item.receipt)?;
         }
-        switcher.end(job.job_id(), &mut job.body, State::Running, to)?;
+        switcher.end(job.job_id(), &mut job.body, state_of(&item), to)?;
     }
     Ok(())
 }
@@ -271,6 +327,8 @@ pub enum Verdict {
     Snooze {
         due: i64,
     },
+    /// Available at once, as if it had never been tried.
+    Restart,
     Fail,
     /// Not a judge's: the job's unique key went to another one, and it cannot go on.
     Cancel,
@@ -303,6 +361,7 @@ impl Verdict {
             Self::GiveBack { .. } | Self::Snooze { .. } => {
                 (place(State::Scheduled), State::Scheduled)
             }
+            Self::Restart => (Place::Any, State::Available),
             Self::Fail => (Place::Any, State::Failed),
             Self::Cancel | Self::Skip => (Place::Any, State::Cancelled),
         }
@@ -382,13 +441,37 @@ pub fn cancel(hold: Hold, reason: Option<&str>) -> Result<()> {
     conclude(hold, reason, |_| Verdict::Cancel).map(|_| ())
 }
 
+/// Forgets the jobs of attempts.
+pub fn forget(hold: Hold) -> Result<()> {
+    let now = xact::micros();
+    let mut switcher = Switcher::new(hold.patience);
+    let mut batches = Vec::new();
+    for (item, job) in marked(&hold.taken)? {
+        switcher.drop_key(job.job_id(), &job.body, state_of(&item))?;
+        attempts::forget(job.job_id(), item.receipt)?;
+    }
+    for item in &hold.taken {
+        batch(&mut batches, item, Outcome::Moved, None);
+    }
+    write_batches(batches, now, None)?;
+    decide(&hold.taken, |_| End::Moved);
+    confirm(hold.db, hold.generation)
+}
+
+/// Makes the jobs of attempts available, as if they had never been tried.
+pub fn restart(hold: Hold) -> Result<Verdict> {
+    let verdicts = conclude(hold, None, |_| Verdict::Restart)?;
+    verdicts.first().copied().ok_or_else(|| Error::internal("an attempt has no verdict"))
+}
+
 /// Gives attempts back: none of them counts. Jobs are read only where a unique key may have
-/// to move, or the attempt was asked to stop, which cancels its job.
+/// to move, or there may be a row about the attempt: that it was asked to stop, which cancels
+/// its job, or its callback.
 pub fn give_back(hold: Hold) -> Result<u64> {
     let now = xact::micros();
     let Hold { db, patience, generation, taken } = hold;
     let (with_key, plain): (Vec<Taken>, Vec<Taken>) =
-        taken.into_iter().partition(|item| item.keyed || item.asked);
+        taken.into_iter().partition(|item| !is_plain(item));
     let mut given_back = 0;
     if !with_key.is_empty() {
         let hold = Hold { db, patience, generation, taken: with_key };
@@ -419,6 +502,7 @@ struct Plan<'a> {
     batches: Vec<Batch>,
     done: Vec<(u32, Done)>,
     deferred: Vec<(u32, Deferred)>,
+    ready: Vec<(u32, Promoted)>,
     /// Releases under way: lane, chunk, attempts, due, snoozed.
     releases: Vec<((u32, i64, i16, i64, bool), u32)>,
 }
@@ -437,18 +521,38 @@ impl Plan<'_> {
         let mut reason = None;
         let verdict = match verdict {
             // What was asked to stop has no other end but completion.
-            _ if item.asked => {
-                reason = attempts::forget(job.job_id(), item.receipt)?;
+            _ if item.mark.asked => {
+                let note = attempts::read(job.job_id(), item.receipt, Snapshot::SelfNow)?;
+                reason = note.and_then(|note| note.cancel_reason);
                 Verdict::Cancel
             }
             verdict => verdict,
         };
+        let verdict = self.weigh(switcher, item, (job, attempt), verdict, reason)?;
+        if item.noted && verdict != Verdict::Skip {
+            attempts::forget(job.job_id(), item.receipt)?;
+        }
+        Ok(verdict)
+    }
+
+    fn weigh(
+        &mut self,
+        switcher: &mut Switcher,
+        item: &Taken,
+        (job, attempt): (&Placed, i16),
+        verdict: Verdict,
+        reason: Option<String>,
+    ) -> Result<Verdict> {
         let (place, to) = verdict.target(job, self.now);
         if to.is_terminal() {
             return self.end(switcher, item, (job, attempt), verdict, reason);
         }
-        match switcher.switch(job.job_id(), &job.body, State::Running, to)? {
+        match switcher.switch(job.job_id(), &job.body, state_of(item), to)? {
             Switched::Busy => return Ok(self.skip(item)),
+            // Who asks for it can be told.
+            Switched::Lost(holder) if verdict == Verdict::Restart => {
+                return Err(keys::conflict(holder));
+            }
             Switched::Lost(holder) => {
                 let reason = Some(keys::reason(holder));
                 return self.end(switcher, item, (job, attempt), Verdict::Cancel, reason);
@@ -465,6 +569,7 @@ impl Plan<'_> {
             Verdict::Snooze { due } => {
                 self.retry(item, job, attempt - 1, Outcome::Snoozed, due, place)?;
             }
+            Verdict::Restart => self.restart(item, job, attempt)?,
             Verdict::Fail | Verdict::Cancel | Verdict::Skip => {}
         }
         Ok(verdict)
@@ -492,7 +597,7 @@ impl Plan<'_> {
             (State::Cancelled, Outcome::Cancelled, End::Cancelled)
         };
         let mut body = job.body;
-        if !switcher.end(job.job_id(), &mut body, State::Running, state)? {
+        if !switcher.end(job.job_id(), &mut body, state_of(item), state)? {
             return Ok(self.skip(item));
         }
         body.attempts = attempt;
@@ -569,6 +674,19 @@ impl Plan<'_> {
         Ok(())
     }
 
+    /// Into its lane with a body that knows of no attempts.
+    fn restart(&mut self, item: &Taken, job: &Placed, attempt: i16) -> Result<()> {
+        let mut body = job.body;
+        body.attempts = 0;
+        body.run_at = Some(self.now);
+        body.history = self.history(item, job, attempt)?;
+        let (job_id, priority) = (job.job_id(), item.priority);
+        self.ready.push((item.lane, Promoted { job_id, priority, shard: 0, body }));
+        batch(&mut self.batches, item, Outcome::Moved, None);
+        self.ends.push((item.log, End::Moved));
+        Ok(())
+    }
+
     /// Ready again in place. False when timers are used up.
     fn release(&mut self, item: &Taken, used: i16, outcome: Outcome, due: i64) -> Result<bool> {
         let (chunk, offset) = split(item.position);
@@ -614,6 +732,9 @@ impl Plan<'_> {
             let rows: Vec<Deferred> = self.deferred.into_iter().map(|(_, row)| row).collect();
             write_deferred(self.db, &rows)?;
         }
+        if !self.ready.is_empty() {
+            write_ready(self.db, self.ready)?;
+        }
         write_batches(self.batches, self.now, self.error)?;
         with_log(|log| {
             for (entry, end) in self.ends {
@@ -633,9 +754,8 @@ impl Plan<'_> {
         let mut known: Option<(u32, String, u8)> = None;
         let mut name = |lane: u32| {
             if known.as_ref().is_none_or(|(of, ..)| *of != lane) {
-                let found = super::with(|d| d.lanes.get(lane).map(|l| (l.queue, l.shard)));
-                let (queue, shard) = found.unwrap_or((crate::domain::table::NIL, 0));
-                known = Some((lane, super::queue_name(queue), shard));
+                let (queue, shard) = lane_name(lane);
+                known = Some((lane, queue, shard));
             }
             known.as_ref().map_or_else(Default::default, |(_, name, shard)| (name.clone(), *shard))
         };

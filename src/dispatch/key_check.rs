@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::domain::entities::{SEGMENTS, split};
+use crate::domain::entities::{Mark, SEGMENTS, split};
 use crate::domain::unique::{Mask, State};
 use crate::error::Result;
 use crate::pg::snapshot::Snapshot;
@@ -25,13 +25,14 @@ pub struct Keys {
 
 impl Keys {
     /// * `segments` - what their rows say, one each
-    pub fn read(segments: &[Evidence]) -> Result<Self> {
+    /// * `marks` - what is written about open attempts, by receipt
+    pub fn read(segments: &[Evidence], marks: &HashMap<i64, Mark>) -> Result<Self> {
         let mut keys = Self::default();
         unique::read_all(|key, job_id| {
             keys.held.insert(key, job_id);
         })?;
         for (segment, evidence) in (0..SEGMENTS as u8).zip(segments) {
-            keys.read_segment(segment, evidence)?;
+            keys.read_segment(segment, evidence, marks)?;
         }
         deferred::read_all(Snapshot::SelfNow, |row| {
             let state = match row.kind {
@@ -55,14 +56,21 @@ impl Keys {
         }
     }
 
-    fn read_segment(&mut self, segment: u8, evidence: &Evidence) -> Result<()> {
+    fn read_segment(
+        &mut self,
+        segment: u8,
+        evidence: &Evidence,
+        marks: &HashMap<i64, Mark>,
+    ) -> Result<()> {
         // Claims of open transactions have moved no key yet.
-        let running: HashMap<i64, bool> = evidence
+        let committed = |claim: usize| evidence.claims.get(claim).is_none_or(|c| c.xid.is_none());
+        let running: HashMap<i64, State> = evidence
             .open
             .iter()
-            .map(|item| {
-                let committed = evidence.claims.get(item.claim).is_none_or(|c| c.xid.is_none());
-                (item.position, committed)
+            .filter(|item| committed(item.claim))
+            .map(|item| match marks.get(&item.receipt) {
+                Some(mark) if mark.is_parked() => (item.position, State::WaitingExternal),
+                _ => (item.position, State::Running),
             })
             .collect();
         unique::of_segment(segment, Snapshot::SelfNow, |job| {
@@ -73,8 +81,8 @@ impl Keys {
             } else if chunk.disposed.contains(offset) {
                 // Another table has the job.
                 return;
-            } else if running.get(&job.position) == Some(&true) {
-                State::Running
+            } else if let Some(state) = running.get(&job.position) {
+                *state
             } else {
                 // Released jobs too: their keys are the same before and after their time.
                 State::Available

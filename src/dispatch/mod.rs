@@ -11,6 +11,7 @@ pub mod check;
 pub mod claim;
 pub mod close;
 pub mod enqueue;
+pub mod external;
 mod key_check;
 pub mod keys;
 mod layout;

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use super::session::{attach, capacity};
 use crate::domain::bits::Bits;
 use crate::domain::dispatcher::{Full, LaneName, Restored};
-use crate::domain::entities::{Counts, Db, Doubt, Liveness, Phase, Runtime, position, split};
+use crate::domain::entities::{Counts, Db, Doubt, Item, Liveness, Phase, Runtime, position, split};
 use crate::domain::undo::{Act, End};
 use crate::error::{Error, Result};
 use crate::pg::debug_point::debug_point;
@@ -92,9 +92,9 @@ pub fn run() -> Result<Option<Replayed>> {
     };
     restore_settings(db)?;
     restore_deferred(db, position(floor, 0))?;
-    let asked = attempts::asked()?;
+    let marks = attempts::read_marks()?;
     for (segment, known) in segments::read_known()?.into_iter().enumerate() {
-        let restored = Segment { db, segment: segment as u8, names: &names, asked: &asked };
+        let restored = Segment { db, segment: segment as u8, names: &names, marks: &marks };
         if let Some(summary) = known.summary {
             restored.restore_summary(&summary);
             continue;
@@ -254,8 +254,8 @@ struct Segment<'a> {
     db: Db,
     segment: u8,
     names: &'a HashMap<i64, LaneRow>,
-    /// Attempts that were asked to stop; see `attempts::asked`.
-    asked: &'a HashMap<i64, Option<u32>>,
+    /// What is written about open attempts.
+    marks: &'a attempts::Marks,
 }
 
 impl Segment<'_> {
@@ -364,10 +364,12 @@ impl Segment<'_> {
             let known = claims.get(item.claim).copied().flatten();
             let deadline =
                 if item.deadline == i64::MAX { i64::MAX } else { item.deadline.max(earliest) };
-            // Who asks for the end of an attempt holds it, as if to close it.
-            let asked = self.asked.get(&item.receipt).copied();
-            let asker = asked.flatten().filter(|_| item.closing.is_none());
-            let closer = item.closing.map(|(xid, ..)| xid).or(asker).map(xact::top_of);
+            let period = Item::period(item.deadline, header.claimed_at);
+            let mark = self.marks.committed.get(&item.receipt).copied();
+            // Who writes about an attempt holds it, as if to close it.
+            let open_mark = self.marks.open.get(&item.receipt).copied();
+            let writer = open_mark.map(|(xid, _)| xid);
+            let closer = item.closing.map(|(xid, ..)| xid).or(writer).map(xact::top_of);
             let claimer = header.xid.map(xact::top_of);
             let restored = super::with(|d| {
                 let claim = match known {
@@ -392,7 +394,7 @@ impl Segment<'_> {
                     claim,
                     (item.receipt, item.position),
                     item.attempt - 1,
-                    deadline,
+                    (deadline, period),
                     closer,
                 )?;
                 Ok::<_, Full>((claim, at))
@@ -401,11 +403,11 @@ impl Segment<'_> {
             if let Some(slot) = claims.get_mut(item.claim) {
                 *slot = Some(claim);
             }
-            if asked == Some(None) {
-                super::with(|d| d.mark_asked(self.db, item.receipt));
+            if let Some(mark) = mark {
+                super::with(|d| d.restore_mark(self.db, item.receipt, mark, xact::micros()));
             }
-            if let Some(xid) = asker {
-                let (receipt, end) = (item.receipt, End::Asked);
+            if let Some((xid, mark)) = open_mark {
+                let (receipt, end) = (item.receipt, End::Kept(mark));
                 self.restore_doubt(xid, Act::Close { item: at, receipt, end })?;
             }
             if let Some(closing) = item.closing {

@@ -1,5 +1,6 @@
 //! Jobs that came to their end, once more: tried again, or forgotten.
 
+use super::close;
 use super::enqueue::{self, Promoted};
 use super::keys::{self, Patience, Switched, Switcher};
 use super::seize::{self, Seized};
@@ -24,7 +25,7 @@ fn wrong_state(job_id: i64, act: &str, state: &str) -> Error {
     Error::new(SqlState::WRONG_STATE, format!("job {job_id} cannot be {act}: it is {state}"))
 }
 
-/// Makes a failed or cancelled job available again. Its attempts start over; its receipts
+/// Makes a failed, cancelled or parked job available again. Its attempts start over; its receipts
 /// go on.
 ///
 /// * `may` - refuses a caller who may not act on the queue
@@ -44,8 +45,14 @@ pub fn retry(job_id: i64, may: impl Fn(&str) -> Result<()>) -> Result<()> {
         return Err(seize::not_found(job_id));
     };
     may(&job.queue)?;
+    if job.state == jobs::State::WaitingExternal
+        && let Seized::Running(hold) = seize::seize(job_id, false)?
+        && hold.is_parked()
+    {
+        return close::restart(hold).map(|_| ());
+    }
     Err(wrong_state(job_id, "retried", job.state.label())
-        .hint("Only failed and cancelled jobs can be retried."))
+        .hint("Only failed, cancelled and parked jobs can be retried."))
 }
 
 /// Puts jobs, whose rows are deleted, back into their lanes. Those whose unique key another
@@ -147,6 +154,9 @@ pub fn delete(job_id: i64, may: impl Fn(&str) -> Result<()>) -> Result<()> {
         }
         Seized::Running(hold) => {
             may(&hold.queue())?;
+            if hold.is_parked() {
+                return close::forget(hold);
+            }
             Err(wrong_state(job_id, "deleted", "running").hint("Cancel it first."))
         }
         Seized::Own(job) => {

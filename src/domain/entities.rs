@@ -98,6 +98,8 @@ pub struct Database {
     pub claim_wheel: Wheel,
     pub release_wheel: Wheel,
     pub runtime_wheel: Wheel,
+    /// Of parked attempts.
+    pub callback_wheel: Wheel,
     /// The earliest `run_at` among deferred jobs, as far as known; MAX: none.
     pub next_deferred: i64,
     /// A dead runtime has open attempts.
@@ -164,6 +166,7 @@ pub struct Counts {
     pub scheduled: i64,
     pub available: i64,
     pub running: i64,
+    pub waiting_external: i64,
     pub retryable: i64,
     pub completed: i64,
     pub failed: i64,
@@ -412,21 +415,54 @@ impl Entry for Claim {
     }
 }
 
+/// In whose care an open attempt is.
+#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Care {
+    /// As its claim says.
+    #[default]
+    Claimer,
+    /// Nobody's: it waits for a callback.
+    Parked,
+    /// It was resumed after its owner had gone, and ends at its deadline.
+    Lease,
+}
+
+/// What its row in `attempt_state` says of an open attempt.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Mark {
+    /// It was asked to stop: any end but completion cancels its job.
+    pub asked: bool,
+    pub care: Care,
+    /// When the callback of a parked one times out.
+    pub until: i64,
+}
+
+impl Mark {
+    pub fn is_parked(&self) -> bool {
+        self.care == Care::Parked
+    }
+}
+
 /// One claimed attempt.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Item {
     pub db: Db,
-    /// An open transaction (`closer`) is closing it.
+    /// An open transaction (`closer`) is closing it, or changes its mark.
     pub closing: bool,
+    /// How many acts of that transaction do.
+    pub holds: u16,
     /// Claims of this job that were rolled back in a row.
     pub rollbacks: u8,
     /// Its body says the attempts used before this one, whether they were read or not.
     pub as_body: bool,
     /// Its body has a unique key, or may have one: who closes it has to look.
     pub keyed: bool,
-    /// It was asked to stop: any end but completion cancels its job.
-    pub asked: bool,
+    /// It has a row in `attempt_state`, or may have one: who closes it has to look.
+    pub noted: bool,
+    pub mark: Mark,
     /// Attempts used before this one, or AS_BODY.
     pub prior: i16,
     pub closer: u32,
@@ -435,14 +471,28 @@ pub struct Item {
     pub position: i64,
     /// Microseconds; MAX: none.
     pub deadline: i64,
+    /// The deadline as it was claimed, from then on; MAX: none.
+    pub period: i64,
     /// No rescue looks at it before: it failed alone.
     pub aside: i64,
+    /// At the time-out of its callback, while it is parked.
+    pub timer: Timer,
     /// The neighbours in its claim.
     pub prev: u32,
     pub next: u32,
 }
 
 impl Item {
+    /// How long it may take, claimed at `from`.
+    pub fn period(deadline: i64, from: i64) -> i64 {
+        if deadline == i64::MAX { i64::MAX } else { deadline.saturating_sub(from) }
+    }
+
+    /// Whether somebody should have finished it by now.
+    pub fn has_expired(&self, now: i64) -> bool {
+        self.deadline <= now && !self.mark.is_parked()
+    }
+
     pub fn key(db: Db, receipt: i64) -> u64 {
         mix(receipt as u64 ^ u64::from(db) << 48)
     }
@@ -626,6 +676,12 @@ impl Entry for Doubt {
 }
 
 impl Timers for Table<'_, Claim> {
+    fn timer(&mut self, entry: u32) -> &mut Timer {
+        &mut self[entry].timer
+    }
+}
+
+impl Timers for Table<'_, Item> {
     fn timer(&mut self, entry: u32) -> &mut Timer {
         &mut self[entry].timer
     }

@@ -3,6 +3,8 @@
 //! The log lives in the backend. Room is made before shared memory is touched, so
 //! an act and its entry are one step: nothing can fail between them.
 
+use super::entities::Mark;
+
 /// How an item ends when its transaction commits.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -12,8 +14,8 @@ pub enum End {
     Undecided,
     /// It does not: the call could not close it now and left it open.
     Open,
-    /// It does not either, but is asked to stop.
-    Asked,
+    /// It does not either, but its row in `attempt_state` says this of it now.
+    Kept(Mark),
     Completed,
     Failed,
     Cancelled,
@@ -180,6 +182,25 @@ impl UndoLog {
         if let Some(Entry { act: Act::Close { end, .. }, .. }) = self.entries.get_mut(index) {
             *end = how;
         }
+    }
+
+    /// What this transaction makes of an attempt that it has taken: its mark, or None where it
+    /// ends it.
+    ///
+    /// * `mark` - as it is for others
+    pub fn kept(&self, db: u16, receipt: i64, mark: Mark) -> Option<Mark> {
+        let ends = self.entries.iter().rev().filter_map(|entry| match entry.act {
+            Act::Close { receipt: of, end, .. } if entry.db == db && of == receipt => Some(end),
+            _ => None,
+        });
+        for end in ends {
+            match end {
+                End::Open => {}
+                End::Kept(mark) => return Some(mark),
+                _ => return None,
+            }
+        }
+        Some(mark)
     }
 
     pub fn entries(&self) -> &[Entry] {

@@ -69,6 +69,11 @@ pub static STEPS: &[Step] = &[
     Step { name: "promote", activity: "awa: promote due jobs", run: promote::promote_due },
     Step { name: "rescue_owner", activity: "awa: rescue orphans", run: rescue::rescue_orphans },
     Step { name: "rescue_deadline", activity: "awa: rescue expired", run: rescue::rescue_expired },
+    Step {
+        name: "rescue_callback",
+        activity: "awa: rescue callbacks",
+        run: rescue::rescue_callbacks,
+    },
     Step { name: "retention", activity: "awa: forget failed jobs", run: retention::clean_up },
     Step { name: "rotate", activity: "awa: rotate segments", run: turnover::rotate },
     Step { name: "count", activity: "awa: count ends", run: turnover::count },

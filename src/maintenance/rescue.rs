@@ -1,4 +1,5 @@
-//! Attempts that are lost: their owner is gone, or their deadline has passed.
+//! Attempts that are lost: their owner is gone, their deadline has passed, or the callback
+//! that they wait for does not come.
 
 use core::cell::Cell;
 use core::time::Duration;
@@ -45,6 +46,11 @@ pub fn rescue_orphans(context: &Context) -> Result<StepReport> {
 /// Ends attempts whose deadline has passed.
 pub fn rescue_expired(context: &Context) -> Result<StepReport> {
     step(context, Kind::Deadline)
+}
+
+/// Ends parked attempts whose callbacks have timed out.
+pub fn rescue_callbacks(context: &Context) -> Result<StepReport> {
+    step(context, Kind::Callback)
 }
 
 /// What the settings allow a pass.
@@ -147,12 +153,12 @@ fn rescue_batch(db: Db, kind: Kind, asked: u64) -> Result<Batch> {
     dispatch::with(|d| match kind {
         Kind::Owner => d.orphaned(db, now, limit, &mut receipts),
         Kind::Deadline => d.expired(db, now, limit, AGAIN, &mut receipts),
-        Kind::Callback => {}
+        Kind::Callback => d.overdue(db, now, limit, AGAIN, &mut receipts),
     });
     let found = receipts.len();
     receipts.sort_unstable();
     let mut aside = Vec::new();
-    let rescued = rescue_most(&receipts, reason(kind), &mut aside)?;
+    let rescued = rescue_most(&receipts, kind, &mut aside)?;
     for receipt in &aside {
         dispatch::with(|d| d.set_aside(db, *receipt, now.saturating_add(ASIDE)));
     }
@@ -168,11 +174,11 @@ fn reason(kind: Kind) -> &'static str {
 }
 
 /// Rescues all of them but those that fail alone too, which go to `aside`.
-fn rescue_most(receipts: &[i64], reason: &str, aside: &mut Vec<i64>) -> Result<u64> {
+fn rescue_most(receipts: &[i64], kind: Kind, aside: &mut Vec<i64>) -> Result<u64> {
     if receipts.is_empty() {
         return Ok(0);
     }
-    let error = match xact::attempt(|| rescue(receipts, reason)) {
+    let error = match xact::attempt(|| rescue(receipts, kind)) {
         Ok(rescued) => return Ok(rescued),
         Err(error) => error,
     };
@@ -188,7 +194,7 @@ fn rescue_most(receipts: &[i64], reason: &str, aside: &mut Vec<i64>) -> Result<u
         return Ok(0);
     }
     let (first, second) = receipts.split_at(receipts.len() / 2);
-    Ok(rescue_most(first, reason, aside)? + rescue_most(second, reason, aside)?)
+    Ok(rescue_most(first, kind, aside)? + rescue_most(second, kind, aside)?)
 }
 
 /// Whether the error can come from what one job is, rather than from the state of the server:
@@ -199,10 +205,11 @@ fn may_be_of_a_row(error: &Error) -> bool {
 }
 
 /// A rescue counts as an attempt: the job is tried again after its backoff, or has failed.
-fn rescue(receipts: &[i64], reason: &str) -> Result<u64> {
-    let hold = close::take(receipts, Closer::Rescue)?;
+fn rescue(receipts: &[i64], kind: Kind) -> Result<u64> {
     let (now, random) = (xact::micros(), random::fraction());
-    let verdicts = close::conclude(hold, Some(reason), |case: &Case<'_>| {
+    let closer = if kind == Kind::Callback { Closer::Overdue(now) } else { Closer::Rescue };
+    let hold = close::take(receipts, closer)?;
+    let verdicts = close::conclude(hold, Some(reason(kind)), |case: &Case<'_>| {
         if case.attempt >= case.job.body.max_attempts {
             Verdict::Fail
         } else {

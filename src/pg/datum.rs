@@ -17,6 +17,11 @@ pub type Uuid = [u8; 16];
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Timestamp(pub i64);
 
+impl Timestamp {
+    /// The last one before infinity (END_TIMESTAMP, timestamp.h).
+    pub const LAST: i64 = 9_223_371_331_199_999_999;
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interval {
     pub months: i32,
@@ -266,6 +271,15 @@ impl ToDatum for serde_json::Value {
 impl<T: ToDatum + ?Sized> ToDatum for &T {
     fn to_datum(&self) -> Datum {
         (**self).to_datum()
+    }
+}
+
+/// A jsonb object with the members of another one, which win.
+pub fn json_merged(object: Datum, other: Datum) -> Datum {
+    // SAFETY: jsonb_concat takes two jsonbs, which our rows and `Json` give.
+    unsafe {
+        pgrx::direct_function_call_as_datum(pg_sys::jsonb_concat, &[Some(object), Some(other)])
+            .unwrap_or(object)
     }
 }
 

@@ -252,6 +252,17 @@ impl Table {
         self.index(index, snapshot).equal_text(key, each)
     }
 
+    /// Reads the rows whose first index column, a uuid, is `key`, until `each` returns false.
+    pub fn index_uuid(
+        &self,
+        index: u32,
+        key: &datum::Uuid,
+        snapshot: Snapshot,
+        each: impl FnMut(&Row) -> Result<bool>,
+    ) -> Result<()> {
+        self.index(index, snapshot).equal_uuid(key, each)
+    }
+
     pub(super) fn relation(&self) -> pg_sys::Relation {
         self.relation
     }

@@ -303,26 +303,48 @@ impl<'t> IndexReader<'t> {
 
     /// Reads the rows whose first column, a text of collation C, is `key`,
     /// until `each` returns false. The reader was opened for two keys; one is enough here.
-    pub fn equal_text(
+    pub fn equal_text(&mut self, key: &str, each: impl FnMut(&Row) -> Result<bool>) -> Result<()> {
+        let value = super::datum::ToDatum::to_datum(key);
+        let bounds = [pg_sys::F_TEXT_GE, pg_sys::F_TEXT_LE];
+        // SAFETY: the column is a text of collation C, and so is the value.
+        unsafe { self.equal(value, (pg_sys::TEXTOID, pg_sys::C_COLLATION_OID), bounds, each) }
+    }
+
+    /// Reads the rows whose first column, a uuid, is `key`, until `each` returns false.
+    pub fn equal_uuid(
         &mut self,
-        key: &str,
-        mut each: impl FnMut(&Row) -> Result<bool>,
+        key: &super::datum::Uuid,
+        each: impl FnMut(&Row) -> Result<bool>,
     ) -> Result<()> {
         let value = super::datum::ToDatum::to_datum(key);
-        // SAFETY: two keys on the first column, which is a text of collation C.
+        let bounds = [pg_sys::F_UUID_GE, pg_sys::F_UUID_LE];
+        // SAFETY: the column is a uuid, and so is the value.
+        unsafe { self.equal(value, (pg_sys::UUIDOID, pg_sys::InvalidOid), bounds, each) }
+    }
+
+    /// # Safety
+    /// The first column and `value` have the type and collation, `bounds` are its >= and <=.
+    unsafe fn equal(
+        &mut self,
+        value: Datum,
+        (type_oid, collation): (pg_sys::Oid, pg_sys::Oid),
+        [at_least, at_most]: [u32; 2],
+        mut each: impl FnMut(&Row) -> Result<bool>,
+    ) -> Result<()> {
+        // SAFETY: the caller vouches for the keys, two of which the scan was opened for.
         unsafe {
             let mut keys: [pg_sys::ScanKeyData; 2] = core::mem::zeroed();
             for (key, strategy, function) in [
-                (0, pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_TEXT_GE),
-                (1, pg_sys::BTLessEqualStrategyNumber, pg_sys::F_TEXT_LE),
+                (0, pg_sys::BTGreaterEqualStrategyNumber, at_least),
+                (1, pg_sys::BTLessEqualStrategyNumber, at_most),
             ] {
                 pg_sys::ScanKeyEntryInitialize(
                     &mut keys[key],
                     0,
                     1,
                     strategy as u16,
-                    pg_sys::TEXTOID,
-                    pg_sys::C_COLLATION_OID,
+                    type_oid,
+                    collation,
                     function.into(),
                     value,
                 );

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use super::attempts::{self, Note};
 use super::body::{self, Body, Placed};
 use super::evidence::{self, AttemptEnd, Detail, Evidence, Sight};
 use super::lanes::{self, LaneRow};
@@ -18,6 +19,7 @@ pub enum State {
     Scheduled,
     Available,
     Running,
+    WaitingExternal,
     Completed,
     Retryable,
     Failed,
@@ -30,6 +32,7 @@ impl State {
             Self::Scheduled => "scheduled",
             Self::Available => "available",
             Self::Running => "running",
+            Self::WaitingExternal => "waiting_external",
             Self::Completed => "completed",
             Self::Retryable => "retryable",
             Self::Failed => "failed",
@@ -58,6 +61,8 @@ pub struct Job {
     pub finalized_at: Option<i64>,
     /// JSON texts, oldest first.
     pub errors: Vec<String>,
+    /// What is written about its open attempt.
+    pub note: Option<Note>,
     /// Of a completed one: the text of the jsonb.
     pub result: Option<String>,
     pub body: Body,
@@ -91,10 +96,11 @@ fn weigh(
     evidence: &Evidence,
     open: &HashMap<i64, usize>,
     lanes: &HashMap<i64, LaneRow>,
-) -> Option<Job> {
+    note: impl Fn(i64) -> Result<Option<Note>>,
+) -> Result<Option<Job>> {
     let (number, offset) = split(placed.position);
     let chunk = evidence.chunks.get(&number).copied().unwrap_or_default();
-    let lane = lanes.get(&placed.lane_id)?;
+    let Some(lane) = lanes.get(&placed.lane_id) else { return Ok(None) };
     let ends = evidence.attempts.get(&placed.position).map_or(&[][..], Vec::as_slice);
     let last = ends.last();
     let mut job = Job {
@@ -110,17 +116,21 @@ fn weigh(
         attempted_at: last.map(|end| end.claimed_at),
         finalized_at: None,
         errors: errors(&placed.body, ends),
+        note: None,
         result: None,
         body: placed.body,
     };
     if chunk.disposed.contains(offset) {
-        let last = last.filter(|end| end.outcome == Outcome::Completed)?;
+        let last = last.filter(|end| end.outcome == Outcome::Completed);
+        let Some(last) = last else { return Ok(None) };
         job.state = State::Completed;
         job.attempt = last.attempt;
         job.finalized_at = Some(last.closed_at);
         job.result = last.result.clone();
     } else if let Some(item) = open.get(&placed.position).and_then(|at| evidence.open.get(*at)) {
-        job.state = State::Running;
+        job.note = note(item.receipt)?;
+        let is_parked = job.note.as_ref().is_some_and(|note| note.parked);
+        job.state = if is_parked { State::WaitingExternal } else { State::Running };
         job.attempt = item.attempt;
         job.receipt = Some(item.receipt);
         job.deadline = Some(item.deadline);
@@ -130,7 +140,7 @@ fn weigh(
         job.attempt = released.attempts;
         job.run_at = released.due;
     }
-    Some(job)
+    Ok(Some(job))
 }
 
 fn by_position(evidence: &Evidence) -> HashMap<i64, usize> {
@@ -149,7 +159,9 @@ pub fn of_segment(
     }
     let lanes = lanes::read_all(snapshot)?;
     let open = by_position(&evidence);
-    body::scan(segment, snapshot, |placed| match weigh(&placed, &evidence, &open, &lanes) {
+    let notes = if open.is_empty() { HashMap::new() } else { attempts::read_all(snapshot)? };
+    let note = |receipt: i64| Ok(notes.get(&receipt).cloned());
+    body::scan(segment, snapshot, |placed| match weigh(&placed, &evidence, &open, &lanes, note)? {
         Some(job) => take(job),
         None => Ok(true),
     })
@@ -172,6 +184,7 @@ fn of_deferred(row: deferred::Deferred) -> Job {
         attempted_at: None,
         finalized_at: None,
         errors: errors(&row.body, &[]),
+        note: None,
         result: None,
         body: row.body,
     }
@@ -191,6 +204,7 @@ fn of_done(row: done::Done) -> Job {
         attempted_at: row.attempted_at,
         finalized_at: Some(row.finalized_at),
         errors: errors(&row.body, &[]),
+        note: None,
         result: None,
         body: row.body,
     }
@@ -208,7 +222,9 @@ pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Job>> {
         for placed in body::find(segment, job_id, snapshot)? {
             let evidence = evidence::read_job(segment, snapshot, placed.position)?;
             let lanes = lanes::read_all(snapshot)?;
-            if let Some(job) = weigh(&placed, &evidence, &by_position(&evidence), &lanes) {
+            let note = |receipt| attempts::read(job_id, receipt, snapshot);
+            let open = by_position(&evidence);
+            if let Some(job) = weigh(&placed, &evidence, &open, &lanes, note)? {
                 return Ok(Some(job));
             }
         }

@@ -27,7 +27,8 @@ enum Place {
         receipt: i64,
         committed: bool,
         closer: u32,
-        asked: bool,
+        holds: u16,
+        mark: Mark,
         prior: i16,
         rollbacks: u8,
         deadline: i64,
@@ -40,6 +41,8 @@ pub struct Check<'c, 'd> {
     /// When the deadline pass ran last, and its repeat time.
     pub swept: i64,
     pub again: i64,
+    /// When the pass for callbacks ran last.
+    pub swept_callbacks: i64,
 }
 
 impl Check<'_, '_> {
@@ -176,15 +179,30 @@ impl Check<'_, '_> {
                 let i = d.items[item];
                 assert!(i.claim == at && i.prev == before);
                 let closer = if i.closing { i.closer } else { 0 };
-                let Item { receipt, asked, prior, rollbacks, deadline, .. } = i;
+                let Item { receipt, holds, mark, prior, rollbacks, deadline: due, .. } = i;
+                // A parked one gets another deadline when it is resumed.
+                let deadline = if mark.is_parked() { 0 } else { due };
                 let committed = claim.committed;
-                let place =
-                    Place::Item { receipt, committed, closer, asked, prior, rollbacks, deadline };
+                let place = Place::Item {
+                    receipt,
+                    committed,
+                    closer,
+                    holds,
+                    mark,
+                    prior,
+                    rollbacks,
+                    deadline,
+                };
                 places.push((i.position, key, claim.segment, place));
                 open += 1;
-                earliest = earliest.min(deadline);
+                if !mark.is_parked() {
+                    earliest = earliest.min(due);
+                }
+                let overdue = mark.until.max(self.swept_callbacks.saturating_add(self.again));
+                assert_eq!(i.timer.is_running(), mark.is_parked(), "callback timer");
+                assert!(!mark.is_parked() || i.timer.at <= overdue);
                 let dead = claim.runtime != NIL && d.runtimes[claim.runtime].dead;
-                if dead && committed && !i.closing {
+                if dead && committed && !i.closing && mark.care == Care::Claimer {
                     assert!(d.databases[usize::from(i.db)].orphans, "an orphan nobody looks for");
                 }
                 (before, item) = (item, i.next);
@@ -262,10 +280,11 @@ impl Check<'_, '_> {
                 receipt,
                 committed,
                 closer: job.closing.unwrap_or(0),
-                asked: job.asked,
+                holds: job.holds,
+                mark: job.mark,
                 prior,
                 rollbacks,
-                deadline: job.deadline,
+                deadline: if job.mark.is_parked() { 0 } else { job.deadline },
             };
             let waiting = match job.held {
                 // A give-back to a chunk forgets the roll-backs, a hold from one does not know them.

@@ -155,8 +155,9 @@ impl World {
             }
             job.state = State::Popped { xid, receipt: p.receipt };
             job.deadline = p.deadline;
+            job.period = Item::period(p.deadline, self.now);
             job.described = false;
-            job.asked = false;
+            job.mark = Mark::default();
             job.claim = p.claim;
             let (key, segment) = (job.key, job.segment);
             self.truth.receipts.insert(p.receipt, p.position);
@@ -178,6 +179,7 @@ impl World {
                 job.described = true;
                 if self.dice.one_in(3) {
                     job.deadline = self.now + self.dice.below(2_000_000) as i64;
+                    job.period = job.deadline - self.now;
                 }
                 let prior = match job.believed {
                     AS_BODY => body_prior(p.position),

@@ -19,17 +19,18 @@ impl World {
         if self.dice.one_in(20) {
             receipts.push(self.last_receipt + 5);
         }
-        self.close_all(at, &receipts, true);
+        let taker = [Taker::Owner, Taker::Waiter, Taker::Operator][self.dice.below(3)];
+        self.close_all(at, &receipts, taker);
     }
 
-    pub fn close_all(&mut self, at: usize, receipts: &[i64], for_owner: bool) {
-        let fate = self.dice.below(12);
+    pub fn close_all(&mut self, at: usize, receipts: &[i64], taker: Taker) {
+        let fate = self.dice.below(16);
         for receipt in receipts {
-            let expected = self.expect_take(at, *receipt, for_owner);
+            let expected = self.expect_take(at, *receipt, taker);
             let tx = &mut self.open[at];
             let sub = tx.sub();
             let mut d = self.memory.dispatcher();
-            let take = d.take(DB, *receipt, tx.xid, sub, for_owner, &mut tx.log);
+            let take = d.take(DB, *receipt, tx.xid, sub, taker, &mut tx.log);
             match take {
                 Take::Taken(taken) => {
                     assert_eq!(expected, None, "taken");
@@ -40,28 +41,61 @@ impl World {
         }
     }
 
-    pub fn expect_take(&mut self, at: usize, receipt: i64, for_owner: bool) -> Option<Take> {
+    pub fn expect_take(&mut self, at: usize, receipt: i64, taker: Taker) -> Option<Take> {
         let xid = self.open[at].xid;
-        let Some(&mut Job { state, closing, claim, .. }) = self.truth.job(receipt) else {
+        let Some(&mut Job { state, closing, claim, mark, .. }) = self.truth.job(receipt) else {
             return Some(Take::Stale);
         };
         let owner = self.truth.claims[&claim].runtime;
         let dead = owner.is_some_and(|id| self.truth.dead.contains(&id));
         match (state, closing) {
             (State::Popped { xid: of, .. }, _) if of != xid => Some(Take::Busy(of)),
-            (_, Some(closer)) if closer == xid => Some(Take::Stale),
-            (_, Some(closer)) => Some(Take::Busy(closer)),
-            _ if dead && for_owner => Some(Take::Stale),
-            _ => None,
+            (_, Some(closer)) if closer != xid => Some(Take::Busy(closer)),
+            (_, closing) => {
+                let mark = match closing {
+                    Some(_) => self.own_mark(at, receipt, mark),
+                    None => Some(mark),
+                };
+                let Some(mark) = mark else { return Some(Take::Stale) };
+                let lost = dead && mark.care == Care::Claimer;
+                let admitted = match taker {
+                    Taker::Owner => !lost && !mark.is_parked(),
+                    Taker::Waiter => !lost,
+                    Taker::Operator => true,
+                    Taker::Lost => !mark.is_parked(),
+                    Taker::Overdue(now) => mark.is_parked() && mark.until <= now,
+                };
+                (!admitted).then_some(Take::Stale)
+            }
         }
+    }
+
+    /// What the transaction has made of an attempt so far; None: it ends it.
+    pub fn own_mark(&self, at: usize, receipt: i64, mark: Mark) -> Option<Mark> {
+        let mut own = Some(mark);
+        for entry in self.open[at].log.entries() {
+            if let Act::Close { receipt: of, end, .. } = entry.act
+                && of == receipt
+            {
+                own = match end {
+                    End::Open => own,
+                    End::Kept(mark) => Some(mark),
+                    _ => None,
+                };
+            }
+        }
+        own
     }
 
     pub fn taken(&mut self, at: usize, taken: &Taken, fate: usize) {
         let Taken { receipt, position, lane, .. } = *taken;
         let xid = self.open[at].xid;
         let now = self.now;
+        let mark = self.truth.job(receipt).unwrap().mark;
+        let mark = self.own_mark_before(at, receipt, mark);
         let job = self.truth.job(receipt).unwrap();
         job.closing = Some(xid);
+        job.holds += 1;
         let prior = match (job.believed, job.described) {
             (AS_BODY, true) => body_prior(position),
             (believed, _) => believed,
@@ -69,7 +103,7 @@ impl World {
         let used = job.prior.max(0) + 1;
         let (key, segment, claim) = (job.key, job.segment, job.claim);
         assert_eq!((taken.prior, taken.claim, taken.segment), (prior, claim, segment));
-        assert_eq!(taken.asked, job.asked);
+        assert_eq!(taken.mark, mark);
         assert_eq!(self.truth.ids[&taken.lane_id], key);
         self.truth.in_flight[usize::from(segment)] += 1;
         let tx = &mut self.open[at];
@@ -81,7 +115,15 @@ impl World {
             5 => End::Cancelled,
             6 => End::Moved,
             7 => End::Open,
-            8 => End::Asked,
+            8 => End::Kept(Mark { asked: true, ..mark }),
+            9..12 => {
+                let until = now + [0, 900_000, 5_000_000][self.dice.below(3)];
+                End::Kept(Mark { care: Care::Parked, until, ..mark })
+            }
+            12 if mark.is_parked() => {
+                let care = if taken.owned { Care::Claimer } else { Care::Lease };
+                End::Kept(Mark { care, until: 0, ..mark })
+            }
             _ => {
                 let (chunk, offset) = split(position);
                 let joined = tx.release.filter(|(r, c)| {
@@ -120,11 +162,27 @@ impl World {
             }
         };
         tx.log.decide(taken.log, end);
+        if let End::Kept(kept) = end {
+            let what = match (mark.is_parked(), kept.is_parked()) {
+                (_, true) => "park",
+                (true, false) => "resume",
+                _ => "ask",
+            };
+            *self.seen.entry(what).or_default() += 1;
+        }
         if end == End::Moved && self.dice.one_in(2) {
             let act = Act::Defer { queue: taken.queue, retryable: true, count: 1, due: now + 9 };
             d.note(DB, sub, act, &mut tx.log);
             self.truth.pins[usize::from(key.0)] += 1;
         }
+    }
+
+    /// The last entry of the log is the act at hand.
+    fn own_mark_before(&mut self, at: usize, receipt: i64, mark: Mark) -> Mark {
+        let last = self.open[at].log.pop().unwrap();
+        let own = self.own_mark(at, receipt, mark).unwrap();
+        self.open[at].log.push(last);
+        own
     }
 
     pub fn extend(&mut self) {

@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::domain::dispatcher::Taker;
 use crate::domain::entities::*;
 use crate::memory::Sizes;
 use crate::world::{DB, Dice, Settings, World};
@@ -82,7 +83,7 @@ fn drain(world: &mut World) {
         world.commit(at);
         let at = world.pick().unwrap();
         let open: Vec<i64> = world.truth.receipts.keys().copied().collect();
-        world.close_all(at, &open, false);
+        world.close_all(at, &open, Taker::Operator);
         world.commit(at);
     }
     world.check();

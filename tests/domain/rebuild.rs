@@ -84,7 +84,7 @@ impl World {
 
     fn see_life_under_rebuild(&mut self) {
         let withdrawal = |act: Act| matches!(act, Act::Withdraw { .. });
-        let request = |act: Act| matches!(act, Act::Close { end: End::Asked, .. });
+        let request = |act: Act| matches!(act, Act::Close { end: End::Kept(_), .. });
         let acts = |p: &Prepared| p.entries.iter().map(|e| e.act).collect::<Vec<_>>();
         let prepared: Vec<Act> = self.prepared.iter().flat_map(acts).collect();
         if self.open.iter().any(|t| t.has(withdrawal)) {
@@ -94,10 +94,10 @@ impl World {
             self.saw("rebuild under a prepared withdrawal");
         }
         if self.open.iter().any(|t| t.has(request)) {
-            self.saw("rebuild under an open request to stop");
+            self.saw("rebuild under an open mark");
         }
         if prepared.iter().any(|act| request(*act)) {
-            self.saw("rebuild under a prepared request to stop");
+            self.saw("rebuild under a prepared mark");
         }
     }
 
@@ -122,7 +122,11 @@ impl World {
         for entry in left {
             let Act::Close { receipt, .. } = entry.act else { continue };
             let job = self.truth.job(receipt).unwrap();
-            assert!(job.closing.take().is_some());
+            assert!(job.closing.is_some());
+            job.holds -= 1;
+            if job.holds == 0 {
+                job.closing = None;
+            }
             let segment = usize::from(job.segment);
             self.truth.in_flight[segment] -= 1;
         }
@@ -210,10 +214,11 @@ impl World {
             for (receipt, position) in row.items {
                 let job = self.truth.jobs.get_mut(&position).unwrap();
                 job.described = false;
-                d.restore_item(claim, (receipt, position), job.prior, job.deadline, job.closing)
+                let deadline = (job.deadline, job.period);
+                d.restore_item(claim, (receipt, position), job.prior, deadline, job.closing)
                     .unwrap();
-                if job.asked {
-                    d.mark_asked(DB, receipt);
+                if job.mark != Mark::default() {
+                    d.restore_mark(DB, receipt, job.mark, self.now);
                 }
             }
         }

@@ -83,6 +83,7 @@ impl World {
         for job in self.truth.jobs.values() {
             if let State::Running { receipt } = job.state
                 && job.closing.is_none()
+                && job.mark.care == Care::Claimer
                 && self.truth.claims[&job.claim]
                     .runtime
                     .is_some_and(|id| self.truth.dead.contains(&id))
@@ -100,7 +101,7 @@ impl World {
         assert!(receipts.iter().all(|r| expected.binary_search(r).is_ok()));
         if !receipts.is_empty() {
             self.saw("orphans");
-            self.close_all(at, &receipts, false);
+            self.close_all(at, &receipts, Taker::Lost);
         }
     }
 
@@ -114,7 +115,7 @@ impl World {
         for receipt in &receipts {
             let job = self.truth.job(*receipt).unwrap();
             assert!(matches!(job.state, State::Running { .. }) && job.closing.is_none());
-            assert!(job.deadline <= now, "rescued too early");
+            assert!(job.deadline <= now && !job.mark.is_parked(), "rescued too early");
             job.deadline = now + AGAIN;
         }
         if self.dice.one_in(4) {
@@ -123,7 +124,25 @@ impl World {
         }
         if !receipts.is_empty() {
             self.saw("deadlines");
-            self.close_all(at, &receipts, false);
+            self.close_all(at, &receipts, Taker::Lost);
+        }
+    }
+
+    pub fn callbacks(&mut self) {
+        let Some(at) = self.pick() else { return };
+        let limit = if self.dice.one_in(2) { 3 } else { usize::MAX };
+        let mut receipts = Vec::new();
+        let now = self.now;
+        self.memory.dispatcher().overdue(DB, now, limit, AGAIN, &mut receipts);
+        self.swept_callbacks = now;
+        for receipt in &receipts {
+            let job = self.truth.job(*receipt).unwrap();
+            assert!(matches!(job.state, State::Running { .. }) && job.closing.is_none());
+            assert!(job.mark.is_parked() && job.mark.until <= now, "timed out too early");
+        }
+        if !receipts.is_empty() && !self.dice.one_in(4) {
+            self.saw("callbacks");
+            self.close_all(at, &receipts, Taker::Overdue(now));
         }
     }
 }

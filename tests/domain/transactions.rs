@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::domain::entities::*;
-use crate::domain::undo::{Act, Entry, UndoLog};
+use crate::domain::undo::{Act, End, Entry, UndoLog};
 use crate::truth::*;
 use crate::world::*;
 
@@ -108,13 +108,15 @@ impl World {
         self.saw("commit");
         let tx = self.open.swap_remove(at);
         let names = self.names();
+        let xids: Vec<u32> = tx.subs.iter().flat_map(|s| s.xids.iter().copied()).collect();
+        // What a rebuild made doubts of came before the rest of the log.
+        self.settle_doubts(&xids, true);
         let mut d = self.memory.dispatcher();
         for entry in tx.log.entries().iter().filter(|e| !e.act.is_farewell()) {
             d.settle(entry, self.now);
         }
-        let xids: Vec<u32> = tx.subs.iter().flat_map(|s| s.xids.iter().copied()).collect();
-        self.settle_doubts(&xids, true);
         let mut d = self.memory.dispatcher();
+        d.base(DB).doubts_due = false;
         for entry in tx.log.entries().iter().filter(|e| e.act.is_farewell()) {
             d.settle(entry, self.now);
         }
@@ -149,6 +151,14 @@ impl World {
             )
         };
         if self.open[at].has(refused) {
+            return;
+        }
+        // Doubts of subtransactions are settled one by one, and marks in no other order.
+        let generation = self.memory.dispatcher().base(DB).generation;
+        let outlived = |e: &Entry| {
+            e.generation != generation && matches!(e.act, Act::Close { end: End::Kept(_), .. })
+        };
+        if self.open[at].log.entries().iter().any(outlived) {
             return;
         }
         let (xid, entries) = (self.open[at].xid, self.open[at].log.entries().to_vec());

@@ -66,8 +66,12 @@ pub struct Job {
     pub rollbacks: u8,
     pub state: State,
     pub closing: Option<u32>,
-    /// Its attempt was asked to stop.
-    pub asked: bool,
+    /// Acts of that transaction on it.
+    pub holds: u16,
+    /// What is written about its attempt.
+    pub mark: Mark,
+    /// Its deadline as it was claimed, from then on.
+    pub period: i64,
     /// By the transaction that withdrew it from where `state` says it waits.
     pub held: Option<u32>,
     pub deadline: i64,
@@ -178,7 +182,9 @@ impl Truth {
                         rollbacks: 0,
                         state: State::Fresh,
                         closing: None,
-                        asked: false,
+                        holds: 0,
+                        mark: Mark::default(),
+                        period: i64::MAX,
                         held: None,
                         deadline: i64::MAX,
                         claim: 0,
@@ -220,7 +226,9 @@ impl Truth {
                 // What has a deadline goes on without it.
                 let jobs = &self.jobs;
                 for row in self.claims.values_mut().filter(|row| row.runtime == Some(id)) {
-                    let ends = |(_, position): &(i64, i64)| jobs[position].deadline != i64::MAX;
+                    let ends = |(_, position): &(i64, i64)| {
+                        jobs[position].deadline != i64::MAX || jobs[position].mark.is_parked()
+                    };
                     if row.items.iter().all(ends) {
                         row.runtime = None;
                     }
@@ -246,11 +254,16 @@ impl Truth {
         let job = self.jobs.get_mut(&position).unwrap();
         assert!(matches!(job.state, State::Running { .. }) && job.closing.is_some());
         self.in_flight[usize::from(job.segment)] -= 1;
-        job.closing = None;
-        if matches!(end, End::Open | End::Asked) {
-            job.asked |= end == End::Asked;
-            return;
+        job.holds -= 1;
+        if job.holds == 0 {
+            job.closing = None;
         }
+        match end {
+            End::Open => return,
+            End::Kept(mark) => return self.keep(position, mark, now),
+            _ => assert!(job.closing.is_none()),
+        }
+        job.mark = Mark::default();
         self.receipts.remove(&receipt);
         let totals = &mut self.totals[usize::from(job.key.0)];
         let row = self.claims.get_mut(&job.claim).unwrap();
@@ -271,9 +284,43 @@ impl Truth {
                 job.state = if due <= now { State::Tail } else { State::Timed { due, snoozed } };
                 return;
             }
-            End::Open | End::Asked | End::Undecided => unreachable!(),
+            End::Open | End::Kept(_) | End::Undecided => unreachable!(),
         }
         self.jobs.remove(&position);
+    }
+
+    fn keep(&mut self, position: i64, mark: Mark, now: i64) {
+        let job = self.jobs.get_mut(&position).unwrap();
+        let resumed = job.mark.is_parked() && !mark.is_parked();
+        let returns = job.mark.care != Care::Claimer && mark.care == Care::Claimer;
+        job.mark = mark;
+        let owner = self.claims[&job.claim].runtime;
+        if returns && owner.is_none_or(|id| self.dead.contains(&id)) {
+            job.mark.care = Care::Lease;
+        }
+        let endless = job.mark.care == Care::Lease && job.deadline == i64::MAX;
+        if resumed || endless {
+            job.deadline = match job.period {
+                i64::MAX if job.mark.care == Care::Claimer => i64::MAX,
+                i64::MAX => now + QueueSettings::default().attempt_deadline,
+                period => now + period,
+            };
+        }
+        self.let_go();
+    }
+
+    /// Claims of dead runtimes that are in nobody's care keep no place there.
+    pub fn let_go(&mut self) {
+        let (jobs, dead) = (&self.jobs, &self.dead);
+        for row in self.claims.values_mut() {
+            let free = |(_, position): &(i64, i64)| {
+                let job = &jobs[position];
+                job.mark.care != Care::Claimer && matches!(job.state, State::Running { .. })
+            };
+            if row.runtime.is_some_and(|id| dead.contains(&id)) && row.items.iter().all(free) {
+                row.runtime = None;
+            }
+        }
     }
 
     /// An act was rolled back. `in_chunk`: whether memory gave the job back to its chunk.
@@ -308,7 +355,10 @@ impl Truth {
             }
             Act::Close { receipt, .. } => {
                 let job = self.job(receipt).unwrap();
-                job.closing = None;
+                job.holds -= 1;
+                if job.holds == 0 {
+                    job.closing = None;
+                }
                 let segment = usize::from(job.segment);
                 self.in_flight[segment] -= 1;
             }
@@ -346,6 +396,7 @@ impl Truth {
             match job.state {
                 State::Timed { snoozed: true, .. } => entry.scheduled += 1,
                 State::Timed { snoozed: false, .. } => entry.retryable += 1,
+                State::Running { .. } if job.mark.is_parked() => entry.waiting_external += 1,
                 State::Running { .. } => entry.running += 1,
                 _ => entry.available += 1,
             }

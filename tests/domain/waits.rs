@@ -261,7 +261,7 @@ fn a_backlog_larger_than_memory_is_claimed_in_order() {
         }
         for job in &popped {
             let mut log = UndoLog::new();
-            let Take::Taken(taken) = d.take(0, job.receipt, 9, 1, true, &mut log) else {
+            let Take::Taken(taken) = d.take(0, job.receipt, 9, 1, Taker::Owner, &mut log) else {
                 panic!("stale")
             };
             log.decide(taken.log, crate::domain::undo::End::Completed);

@@ -50,6 +50,11 @@ impl World {
         let busy = |holder| if holder == xid { Withdraw::Own } else { Withdraw::Busy(holder) };
         match (job.state, job.closing) {
             (State::Popped { xid: of, .. }, _) if of != xid => Some(Withdraw::Busy(of)),
+            (State::Popped { receipt, .. } | State::Running { receipt }, Some(closer))
+                if closer == xid && self.own_mark(at, receipt, job.mark).is_some() =>
+            {
+                Some(Withdraw::Running(receipt))
+            }
             (State::Popped { .. } | State::Running { .. }, Some(closer)) => Some(busy(closer)),
             (State::Popped { receipt, .. } | State::Running { receipt }, None) => {
                 Some(Withdraw::Running(receipt))

@@ -84,6 +84,7 @@ pub struct World {
     pub last_receipt: i64,
     pub next_runtime: u64,
     pub swept: i64,
+    pub swept_callbacks: i64,
     /// What happened how often, to see that everything does.
     pub seen: BTreeMap<&'static str, u64>,
 }
@@ -108,6 +109,7 @@ impl World {
             last_receipt: 1000,
             next_runtime: 1,
             swept: 0,
+            swept_callbacks: 0,
             seen: BTreeMap::new(),
         };
         let block = world.block();
@@ -136,8 +138,10 @@ impl World {
     }
 
     pub fn check(&mut self) {
+        self.truth.let_go();
         let d = self.memory.dispatcher();
-        Check { d: &d, truth: &self.truth, swept: self.swept, again: AGAIN }.run();
+        let (swept, swept_callbacks) = (self.swept, self.swept_callbacks);
+        Check { d: &d, truth: &self.truth, swept, again: AGAIN, swept_callbacks }.run();
     }
 
     pub fn step(&mut self) {
@@ -164,7 +168,8 @@ impl World {
             81..83 => self.heartbeat(),
             83 => self.orphans(),
             84 => self.deadlines(),
-            85..88 => self.return_due(),
+            85 => self.callbacks(),
+            86..88 => self.return_due(),
             88..90 => self.rotate(),
             90 => self.truncate(),
             91..94 => self.waiter(),

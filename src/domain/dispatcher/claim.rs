@@ -247,16 +247,20 @@ impl Dispatcher<'_> {
                     aside: 0,
                     db,
                     closing: false,
+                    holds: 0,
                     rollbacks,
                     as_body: prior == AS_BODY,
                     keyed: false,
-                    asked: false,
+                    noted: false,
+                    mark: Mark::default(),
                     prior,
                     closer: 0,
                     claim,
                     receipt,
                     position,
                     deadline,
+                    period: Item::period(deadline, now),
+                    timer: Default::default(),
                     prev: NIL,
                     next: NIL,
                 },
@@ -348,7 +352,8 @@ impl Dispatcher<'_> {
 
     /// Removes an item, and its claim with the last one.
     pub(super) fn remove_item(&mut self, at: u32) {
-        let Item { claim, prev, next, .. } = self.items[at];
+        let Item { db, claim, prev, next, .. } = self.items[at];
+        self.databases[usize::from(db)].callback_wheel.stop(&mut self.items, at);
         self.items.remove(at);
         if prev == NIL {
             self.claims[claim].items = next;
@@ -366,6 +371,8 @@ impl Dispatcher<'_> {
         // The claim of an open transaction stays until its own act is settled.
         if open == 0 && self.claims[claim].committed {
             self.remove_claim(claim);
+        } else {
+            self.let_go_of(claim);
         }
     }
 
@@ -409,8 +416,9 @@ impl Dispatcher<'_> {
         let Some(at) = self.item(db, receipt) else { return };
         self.items[at].prior = prior;
         if self.items[at].deadline != deadline {
-            self.items[at].deadline = deadline;
             let claim = self.items[at].claim;
+            self.items[at].deadline = deadline;
+            self.items[at].period = Item::period(deadline, self.claims[claim].claimed_at);
             let timer = self.claims[claim].timer;
             if deadline < i64::MAX && (!timer.is_running() || deadline < timer.at) {
                 self.schedule_claim(claim, deadline);

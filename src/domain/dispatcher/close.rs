@@ -12,8 +12,12 @@ pub struct Taken {
     pub prior: i16,
     /// See `Item::keyed`.
     pub keyed: bool,
-    /// See `Item::asked`.
-    pub asked: bool,
+    /// See `Item::noted`.
+    pub noted: bool,
+    /// As the calling transaction has left it.
+    pub mark: Mark,
+    /// It belongs to a runtime that lives.
+    pub owned: bool,
     /// The receipt of the first item of its claim; `receipt - claim` is its number in it.
     pub claim: i64,
     pub count: u32,
@@ -26,10 +30,26 @@ pub struct Taken {
     pub log: usize,
 }
 
+/// Who takes an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taker {
+    /// The worker that has the receipt: refused when its runtime is dead, or the attempt is
+    /// parked.
+    Owner,
+    /// The same about a callback: the attempt may be parked.
+    Waiter,
+    /// Somebody who acts whatever became of the owner.
+    Operator,
+    /// A rescue of attempts that somebody should work on.
+    Lost,
+    /// A rescue of attempts whose callbacks have timed out by now.
+    Overdue(i64),
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Take {
     Taken(Taken),
-    /// Not open, or its owner was declared dead, or taken by this very transaction.
+    /// Not open, or not for this taker, or ended by this very transaction.
     Stale,
     /// Another transaction claims or closes it: wait for its end and ask again.
     Busy(u32),
@@ -38,16 +58,13 @@ pub enum Take {
 impl Dispatcher<'_> {
     /// Takes an item for the calling transaction: open becomes closing. The log needs
     /// room for one entry.
-    ///
-    /// * `for_owner` - the owner acts: refused when its runtime is dead. Rescue acts
-    ///   whatever became of the owner.
     pub fn take(
         &mut self,
         db: Db,
         receipt: i64,
         xid: u32,
         subxact: u32,
-        for_owner: bool,
+        taker: Taker,
         log: &mut UndoLog,
     ) -> Take {
         let Some(at) = self.item(db, receipt) else { return Take::Stale };
@@ -56,10 +73,27 @@ impl Dispatcher<'_> {
         if !claim.committed && claim.xid != xid {
             return Take::Busy(claim.xid);
         }
+        let mut mark = item.mark;
         if item.closing {
-            return if item.closer == xid { Take::Stale } else { Take::Busy(item.closer) };
+            if item.closer != xid {
+                return Take::Busy(item.closer);
+            }
+            match log.kept(db, receipt, mark) {
+                Some(kept) => mark = kept,
+                None => return Take::Stale,
+            }
         }
-        if for_owner && claim.runtime != NIL && self.runtimes[claim.runtime].dead {
+        let has_runtime = claim.runtime != NIL;
+        let is_dead = has_runtime && self.runtimes[claim.runtime].dead;
+        let is_lost = is_dead && mark.care == Care::Claimer;
+        let is_admitted = match taker {
+            Taker::Owner => !is_lost && !mark.is_parked(),
+            Taker::Waiter => !is_lost,
+            Taker::Operator => true,
+            Taker::Lost => !mark.is_parked(),
+            Taker::Overdue(now) => mark.is_parked() && mark.until <= now,
+        };
+        if !is_admitted {
             return Take::Stale;
         }
         let generation = self.base(db).generation;
@@ -68,7 +102,8 @@ impl Dispatcher<'_> {
         let item = &mut self.items[at];
         item.closer = xid;
         item.closing = true;
-        let Item { position, prior, keyed, asked, .. } = *item;
+        item.holds += 1;
+        let Item { position, prior, keyed, noted, .. } = *item;
         self.base(db).segments[usize::from(claim.segment)].in_flight += 1;
         self.changed(db, claim.segment);
         let lane = self.lanes[claim.lane];
@@ -78,7 +113,9 @@ impl Dispatcher<'_> {
             position,
             prior,
             keyed,
-            asked,
+            noted,
+            mark,
+            owned: has_runtime && !is_dead,
             claim: claim.first,
             count: claim.count,
             segment: claim.segment,
@@ -108,7 +145,8 @@ impl Dispatcher<'_> {
         if item.closing {
             return Err(Take::Busy(item.closer));
         }
-        if claim.runtime != NIL && self.runtimes[claim.runtime].dead {
+        let is_dead = claim.runtime != NIL && self.runtimes[claim.runtime].dead;
+        if item.mark.is_parked() || (is_dead && item.mark.care == Care::Claimer) {
             return Err(Take::Stale);
         }
         if item.deadline != i64::MAX {
@@ -136,7 +174,8 @@ impl Dispatcher<'_> {
                         if receipts.len() >= limit {
                             return;
                         }
-                        if !self.items[item].closing && self.items[item].aside <= now {
+                        let Item { closing, aside, mark, .. } = self.items[item];
+                        if !closing && aside <= now && mark.care == Care::Claimer {
                             receipts.push(self.items[item].receipt);
                         }
                         item = self.items[item].next;
@@ -152,8 +191,16 @@ impl Dispatcher<'_> {
 
     /// Open attempts of dead runtimes.
     pub fn count_orphans(&self, db: Db) -> u64 {
-        let runtimes = self.runtimes.indexes().map(|at| &self.runtimes[at]);
-        runtimes.filter(|r| r.db == db && r.dead).map(|r| u64::from(r.open)).sum()
+        let mut count = 0;
+        for at in self.runtimes.indexes() {
+            let Runtime { db: of, dead, mut claims, .. } = self.runtimes[at];
+            while of == db && dead && claims != NIL {
+                let Claim { items, next, .. } = self.claims[claims];
+                count += self.count_items(items, |item| item.mark.care == Care::Claimer);
+                claims = next;
+            }
+        }
+        count
     }
 
     /// No rescue of the item before `until`: it cannot be closed, and would stop the others.
@@ -183,9 +230,14 @@ impl Dispatcher<'_> {
                 continue;
             }
             let lost = match kind {
-                Kind::Owner => runtime != NIL && self.runtimes[runtime].dead,
-                Kind::Deadline => self.has_expired(items, now),
-                Kind::Callback => false,
+                Kind::Owner => {
+                    let is_dead = runtime != NIL && self.runtimes[runtime].dead;
+                    is_dead && self.any_item(items, |item| item.mark.care == Care::Claimer)
+                }
+                Kind::Deadline => self.any_item(items, |item| item.has_expired(now)),
+                Kind::Callback => {
+                    self.any_item(items, |i| i.mark.is_parked() && i.mark.until <= now)
+                }
             };
             if lost && oldest.is_none_or(|known| claimed_at < known) {
                 oldest = Some(claimed_at);
@@ -194,14 +246,24 @@ impl Dispatcher<'_> {
         (oldest, None)
     }
 
-    fn has_expired(&self, mut item: u32, now: i64) -> bool {
+    /// Whether one of the open items from this one on is like that.
+    pub(super) fn any_item(&self, mut item: u32, is_it: impl Fn(&Item) -> bool) -> bool {
         while item != NIL {
-            if self.items[item].deadline <= now {
+            if is_it(&self.items[item]) {
                 return true;
             }
             item = self.items[item].next;
         }
         false
+    }
+
+    fn count_items(&self, mut item: u32, is_it: impl Fn(&Item) -> bool) -> u64 {
+        let mut count = 0;
+        while item != NIL {
+            count += u64::from(is_it(&self.items[item]));
+            item = self.items[item].next;
+        }
+        count
     }
 
     /// Open items whose deadline passed, for the deadline pass. What a rescue fails to
@@ -215,8 +277,10 @@ impl Dispatcher<'_> {
             let (mut next, mut item) = (i64::MAX, self.claims[claim].items);
             let committed = self.claims[claim].committed;
             while item != NIL {
-                let Item { deadline, closing, receipt, .. } = self.items[item];
-                if deadline > now {
+                let Item { deadline, closing, receipt, mark, .. } = self.items[item];
+                if mark.is_parked() {
+                    // It gets another deadline when it is resumed.
+                } else if deadline > now {
                     next = next.min(deadline);
                 } else {
                     if committed && !closing && self.items[item].aside <= now {

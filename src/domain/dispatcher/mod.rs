@@ -10,6 +10,7 @@ mod close;
 mod cold;
 mod doubt;
 mod enqueue;
+mod park;
 mod release;
 mod replay;
 mod runtime;
@@ -18,7 +19,7 @@ mod wait;
 mod withdraw;
 
 pub use claim::{Claimed, Owner, Popped, Request};
-pub use close::{Take, Taken};
+pub use close::{Take, Taken, Taker};
 pub use cold::{Cold, Loaded};
 pub use enqueue::{Grant, Granted};
 pub use replay::{LaneName, Restored};
@@ -139,6 +140,7 @@ impl Dispatcher<'_> {
         database.claim_wheel.format(now);
         database.release_wheel.format(now);
         database.runtime_wheel.format(now);
+        database.callback_wheel.format(now);
         database.next_deferred = i64::MAX;
         database.orphans = false;
         database.replayed = false;

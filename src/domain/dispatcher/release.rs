@@ -220,14 +220,12 @@ impl Dispatcher<'_> {
         let mut jobs = 0;
         while self.claims[claim].items != NIL {
             let at = self.claims[claim].items;
-            let Item { position, prior, rollbacks, as_body, closing, .. } = self.items[at];
+            let Item { position, prior, rollbacks, as_body, holds, .. } = self.items[at];
             let prior = if as_body { AS_BODY } else { prior };
-            if closing {
-                // After a rebuild, the acts of one transaction may be undone in any order of
-                // its subtransactions: the close will not find its item.
-                let segment = self.claims[claim].segment;
-                self.leave_segment(db, segment);
-            }
+            // After a rebuild, the acts of one transaction may be undone in any order of its
+            // subtransactions: the close will not find its item.
+            let segment = self.claims[claim].segment;
+            (0..holds).for_each(|_| self.leave_segment(db, segment));
             self.remove_item(at);
             jobs += 1;
             let (number, offset) = split(position);

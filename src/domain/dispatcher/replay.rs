@@ -49,6 +49,13 @@ impl Dispatcher<'_> {
                 self.databases[base].release_wheel.stop(&mut self.releases, at);
             }
         }
+        let mut from = 0;
+        while let Some(at) = self.items.next_used(from) {
+            from = at + 1;
+            if self.items[at].db == db {
+                self.databases[base].callback_wheel.stop(&mut self.items, at);
+            }
+        }
         self.items.remove_where(|i| i.db == db);
         self.claims.remove_where(|c| c.db == db);
         self.releases.remove_where(|r| r.db == db);
@@ -222,14 +229,17 @@ impl Dispatcher<'_> {
         Ok(at)
     }
 
-    /// An open item of a restored claim; `closer` is a top transaction whose end is not
-    /// known and that closes it.
+    /// An open item of a restored claim.
+    ///
+    /// * `deadline` - now, and as it was claimed, from then on
+    /// * `closer` - a top transaction whose end is not known and that closes it or changes
+    ///   its mark; its doubts follow
     pub fn restore_item(
         &mut self,
         claim: u32,
         (receipt, position): (i64, i64),
         prior: i16,
-        deadline: i64,
+        (deadline, period): (i64, i64),
         closer: Option<u32>,
     ) -> Result<u32, Full> {
         let db = self.claims[claim].db;
@@ -238,17 +248,21 @@ impl Dispatcher<'_> {
             aside: 0,
             db,
             closing: closer.is_some(),
+            holds: 0,
             rollbacks: 0,
             as_body: prior == AS_BODY,
             // Bodies are not read: who closes it finds out.
             keyed: true,
-            asked: false,
+            noted: true,
+            mark: Mark::default(),
             prior,
             closer: closer.unwrap_or(0),
             claim,
             receipt,
             position,
             deadline,
+            period,
+            timer: Default::default(),
             prev: NIL,
             next: NIL,
         };
@@ -315,9 +329,10 @@ impl Dispatcher<'_> {
                 self.chunk(db, split(position).0).map(|at| self.chunks[at].segment)
             }
             Act::Claim { claim, .. } => Some(self.claims[claim].segment),
-            Act::Close { receipt, .. } => {
-                self.item(db, receipt).map(|at| self.claims[self.items[at].claim].segment)
-            }
+            Act::Close { receipt, .. } => self.item(db, receipt).map(|at| {
+                self.items[at].holds += 1;
+                self.claims[self.items[at].claim].segment
+            }),
             _ => None,
         };
         if let Some(segment) = segment {
@@ -362,6 +377,13 @@ impl Dispatcher<'_> {
         database.next_deferred = database.next_deferred.min(next_deferred);
         database.phase = Phase::Open;
         database.changes += 1;
+        let mut from = 0;
+        while let Some(at) = self.claims.next_used(from) {
+            from = at + 1;
+            if self.claims[at].db == db {
+                self.let_go_of(at);
+            }
+        }
         let mut from = 0;
         while let Some(at) = self.queues.next_used(from) {
             from = at + 1;

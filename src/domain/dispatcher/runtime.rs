@@ -64,6 +64,12 @@ impl Dispatcher<'_> {
         let db = self.runtimes[at].db;
         self.runtimes[at].dead = true;
         self.databases[usize::from(db)].runtime_wheel.stop(&mut self.runtimes, at);
+        let mut claim = self.runtimes[at].claims;
+        while claim != NIL {
+            let next = self.claims[claim].next;
+            self.let_go(claim);
+            claim = next;
+        }
         if self.runtimes[at].claims != NIL {
             self.orphaned_something(db);
         } else {
@@ -118,34 +124,18 @@ impl Dispatcher<'_> {
     pub fn retire_runtime(&mut self, at: u32) {
         let mut claim = self.runtimes[at].claims;
         while claim != NIL {
-            let Claim { next, prev, open, items, .. } = self.claims[claim];
-            let (mut item, mut ends) = (items, true);
-            while item != NIL {
-                ends &= self.items[item].deadline != i64::MAX;
-                item = self.items[item].next;
-            }
-            if ends {
-                if prev == NIL {
-                    self.runtimes[at].claims = next;
-                } else {
-                    self.claims[prev].next = next;
-                }
-                if next != NIL {
-                    self.claims[next].prev = prev;
-                }
-                self.runtimes[at].open -= open;
-                let entry = &mut self.claims[claim];
-                entry.runtime = NIL;
-                entry.prev = NIL;
-                entry.next = NIL;
+            let Claim { next, items, .. } = self.claims[claim];
+            let endless = |item: &Item| item.deadline == i64::MAX && !item.mark.is_parked();
+            if !self.any_item(items, endless) {
+                self.leave_runtime(claim);
             }
             claim = next;
         }
         self.bury_runtime(at);
     }
 
-    /// Receipts of the open attempts of a runtime that were claimed before a time: as many as
-    /// `receipts` has room for. False when there are more.
+    /// Receipts of the open attempts in the care of a runtime that were claimed before a time:
+    /// as many as `receipts` has room for. False when there are more.
     pub fn items_of(&self, db: Db, id: &[u8; 16], before: i64, receipts: &mut Vec<i64>) -> bool {
         let Some(at) = self.runtime(db, id) else { return true };
         let mut claim = self.runtimes[at].claims;
@@ -154,11 +144,14 @@ impl Dispatcher<'_> {
             if committed && claimed_at < before {
                 let mut item = self.claims[claim].items;
                 while item != NIL {
-                    if receipts.len() == receipts.capacity() {
-                        return false;
+                    let Item { receipt, mark, next, .. } = self.items[item];
+                    if mark.care == Care::Claimer {
+                        if receipts.len() == receipts.capacity() {
+                            return false;
+                        }
+                        receipts.push(receipt);
                     }
-                    receipts.push(self.items[item].receipt);
-                    item = self.items[item].next;
+                    item = next;
                 }
             }
             claim = next;
@@ -176,6 +169,7 @@ impl Dispatcher<'_> {
         [
             database.orphans.then(|| rest(Kind::Owner)),
             database.claim_wheel.next_look().map(|at| at.max(rest(Kind::Deadline))),
+            database.callback_wheel.next_look().map(|at| at.max(rest(Kind::Callback))),
             database.release_wheel.next_look(),
             database.runtime_wheel.next_look(),
             Some(database.next_deferred),

@@ -72,7 +72,20 @@ impl Dispatcher<'_> {
             return;
         }
         self.unpin(db, act);
+        self.keep_again(db, act, now);
         self.leave_to_doubts(db);
+    }
+
+    /// Of the rows that one transaction wrote about an attempt, replay has met the last alone.
+    /// It may have been rolled back to an earlier one since.
+    fn keep_again(&mut self, db: Db, act: Act, now: i64) {
+        let Act::Close { receipt, end: End::Kept(mark), .. } = act else { return };
+        if self.base(db).phase == Phase::Open
+            && let Some(at) = self.item(db, receipt)
+        {
+            self.set_mark(at, mark, now);
+            self.let_go_of(self.items[at].claim);
+        }
     }
 
     /// Takes back an act of a transaction or subtransaction that was rolled back.
@@ -254,12 +267,7 @@ impl Dispatcher<'_> {
                         self.releases[release].bits.remove(offset);
                     }
                 }
-                self.items[item].closing = false;
-                let Claim { segment, runtime, .. } = self.claims[self.items[item].claim];
-                self.leave_segment(db, segment);
-                if runtime != NIL && self.runtimes[runtime].dead {
-                    self.orphaned_something(db);
-                }
+                self.unhold(item);
             }
             Act::Release { release } => {
                 if self.pending_release(db, release) {
@@ -333,11 +341,26 @@ impl Dispatcher<'_> {
         if !self.items.get(at).is_some_and(|i| i.db == db && i.receipt == receipt) {
             return;
         }
-        let Item { claim, position, .. } = self.items[at];
-        let Claim { lane, segment, runtime, .. } = self.claims[claim];
+        let Item { claim, position, holds, mark, .. } = self.items[at];
+        let Claim { lane, segment, .. } = self.claims[claim];
+        match end {
+            End::Open => return self.unhold(at),
+            End::Kept(mark) => {
+                self.set_mark(at, mark, now);
+                self.unhold(at);
+                return self.let_go_of(claim);
+            }
+            // The call that took it failed, yet its transaction committed: cannot be, since
+            // an error ends the (sub)transaction. The tables know.
+            End::Undecided => {
+                self.base(db).replay_due = true;
+                return self.unhold(at);
+            }
+            _ => {}
+        }
         let queue = self.lanes[lane].queue;
         let counts = &mut self.queues[queue].counts;
-        counts.running -= 1;
+        *(if mark.is_parked() { &mut counts.waiting_external } else { &mut counts.running }) -= 1;
         let finished = match end {
             End::Completed => {
                 counts.completed += 1;
@@ -353,28 +376,11 @@ impl Dispatcher<'_> {
                 true
             }
             End::Moved => true,
-            End::Released(_) => false,
-            End::Open | End::Asked => {
-                self.items[at].asked |= end == End::Asked;
-                counts.running += 1;
-                self.items[at].closing = false;
-                self.leave_segment(db, segment);
-                if runtime != NIL && self.runtimes[runtime].dead {
-                    self.orphaned_something(db);
-                }
-                return;
-            }
-            // The call that took it failed, yet its transaction committed: cannot be, since
-            // an error ends the (sub)transaction. The tables know.
-            End::Undecided => {
-                counts.running += 1;
-                self.items[at].closing = false;
-                self.base(db).replay_due = true;
-                self.leave_segment(db, segment);
-                return;
-            }
+            _ => false,
         };
         self.remove_item(at);
+        // What else the transaction did to it finds nothing when it is settled later.
+        (1..holds).for_each(|_| self.leave_segment(db, segment));
         if finished {
             self.finish_job(db, split(position).0, now);
         }

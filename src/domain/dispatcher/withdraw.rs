@@ -60,7 +60,7 @@ impl Dispatcher<'_> {
             Some(Ok(release)) => release,
             Some(Err(holder)) if holder == xid => return Ok(Withdraw::Own),
             Some(Err(holder)) => return Ok(Withdraw::Busy(holder)),
-            None => return Ok(self.attempt_of(db, position, xid)),
+            None => return Ok(self.attempt_of(db, position, xid, log)),
         };
         debug_assert!(self.releases[release].bits.contains(offset));
         let generation = self.base(db).generation;
@@ -178,7 +178,7 @@ impl Dispatcher<'_> {
 
     /// The attempt that has the job at this position. A walk over all open attempts, for
     /// the few who name a job and not a receipt.
-    fn attempt_of(&self, db: Db, position: i64, xid: u32) -> Withdraw {
+    fn attempt_of(&self, db: Db, position: i64, xid: u32, log: &UndoLog) -> Withdraw {
         let found = self.items.indexes().map(|at| &self.items[at]);
         let Some(item) = found.into_iter().find(|i| i.db == db && i.position == position) else {
             return Withdraw::Absent;
@@ -189,7 +189,10 @@ impl Dispatcher<'_> {
         } else if !item.closing {
             Withdraw::Running(item.receipt)
         } else if item.closer == xid {
-            Withdraw::Own
+            match log.kept(db, item.receipt, item.mark) {
+                Some(_) => Withdraw::Running(item.receipt),
+                None => Withdraw::Own,
+            }
         } else {
             Withdraw::Busy(item.closer)
         }
@@ -331,28 +334,21 @@ impl Dispatcher<'_> {
         }
     }
 
-    /// Notes that an open attempt was asked to stop.
-    pub fn mark_asked(&mut self, db: Db, receipt: i64) {
-        if let Some(at) = self.item(db, receipt) {
-            self.items[at].asked = true;
-        }
-    }
-
     /// Whether an open attempt was asked to stop.
     pub fn is_asked(&self, db: Db, receipt: i64) -> bool {
-        self.item(db, receipt).is_some_and(|at| self.items[at].asked)
+        self.item(db, receipt).is_some_and(|at| self.items[at].mark.asked)
     }
 
-    /// The attempts of a runtime that were asked to stop: receipt, segment, position; as many
-    /// as `found` has room for. False when there are more.
+    /// The attempts in the care of a runtime that were asked to stop: receipt, segment,
+    /// position; as many as `found` has room for. False when there are more.
     pub fn asked_of(&self, runtime: u32, found: &mut Vec<(i64, u8, i64)>) -> bool {
         let mut claim = self.runtimes[runtime].claims;
         while claim != NIL {
             let Claim { segment, items, next, .. } = self.claims[claim];
             let mut item = items;
             while item != NIL {
-                let Item { asked, receipt, position, next, .. } = self.items[item];
-                if asked {
+                let Item { mark, receipt, position, next, .. } = self.items[item];
+                if mark.asked && mark.care == Care::Claimer {
                     if found.len() == found.capacity() {
                         return false;
                     }
