@@ -139,7 +139,7 @@ def test_unknown_tokens(db):
 
 def test_bad_arguments(db):
     job = running(db)
-    for timeout in ("0", "-1 s", None, "290000 years"):
+    for timeout in ("0", "-1 s", None, "178000000 years"):
         with raises("22023"):
             register(db, job.receipt, timeout)
     for call in (

@@ -16,6 +16,7 @@ use crate::pg::snapshot::Snapshot;
 use crate::pg::xact;
 use crate::store::attempts::{self, Note};
 use crate::store::body::{self, Placed};
+use crate::store::queues;
 
 /// Looks at a token whose attempt somebody else ends at the same time.
 const LOOKS: u32 = 3;
@@ -180,6 +181,8 @@ pub fn retry(id: &Uuid, may: impl Fn(&str) -> Result<()>) -> Result<&'static str
 /// a deadline.
 pub fn resume(id: &Uuid, payload: Option<Datum>, may: impl Fn(&str) -> Result<()>) -> Result<i64> {
     let attempt = Attempt::of_callback(id, may)?;
+    // Memory takes a fresh deadline from them at commit.
+    queues::ensure_loaded(&attempt.hold.queue())?;
     attempt.switch(State::Running)?;
     attempt.write(|note| {
         note.callback_id = None;
