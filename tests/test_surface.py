@@ -77,6 +77,8 @@ FUNCTIONS = {
     "resume_queue": ("queue text", "boolean"),
     "grant_access": ("role_name name, profile text, queues text[]", "void"),
     "revoke_access": ("role_name name", "void"),
+    "halt_runtime_scope": ("scope text, mode text, reason text", "uuid"),
+    "resume_runtime_scope": ("scope text, halt_id uuid", "boolean"),
     "rescue": (
         "kind text, max_rows integer", "TABLE(kind text, rescued bigint, pass_end text)"
     ),

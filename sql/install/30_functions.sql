@@ -228,6 +228,21 @@ RETURNS TABLE (ran boolean, orphaned bigint, rescued bigint)
 LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_recover';
 COMMENT ON FUNCTION awa.recover IS 'Re-drives the attempts of dead owners, once an epoch';
 
+CREATE FUNCTION awa.halt_runtime_scope(
+    scope text DEFAULT 'maintenance.prune', mode text DEFAULT 'drain', reason text DEFAULT NULL)
+RETURNS uuid LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_halt_runtime_scope';
+COMMENT ON FUNCTION awa.halt_runtime_scope IS 'Stops a part of maintenance until it is resumed';
+
+CREATE FUNCTION awa.resume_runtime_scope(scope text, halt_id uuid)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_resume_runtime_scope';
+
+CREATE FUNCTION awa.runtime_control_status(scope text DEFAULT 'maintenance.prune')
+RETURNS TABLE (
+    scope text, desired text, halt_id uuid, reason text, halted_by text, since timestamptz,
+    fleet_halted boolean, runtime uuid, runtime_name text, supported boolean, observed text,
+    observed_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_runtime_control_status';
+
 CREATE FUNCTION awa.maintain()
 RETURNS TABLE (step text, did bigint, took interval)
 LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_maintain';

@@ -5,6 +5,7 @@ mod args;
 mod cancel;
 mod claim;
 mod close;
+mod control;
 mod grants;
 mod jobs;
 mod look;

@@ -124,6 +124,9 @@ pub struct Database {
     pub worker: u32,
     /// The worker sleeps until then unless woken; MIN: it is awake.
     pub worker_sleeps_until: i64,
+    /// The halt of pruning that the worker obeys, and when it looked last.
+    pub halt_seen: Option<[u8; 16]>,
+    pub halt_seen_at: i64,
     /// By `rescue::Kind`.
     pub rescues: [Passes; 3],
     /// Times of priority ageing changed the choice of a lane.

@@ -101,6 +101,21 @@ pub fn try_hold_key(space: u32, hash: u32) -> bool {
     taken != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
 }
 
+/// Whether nobody else holds the lock on a key.
+pub fn is_key_free(space: u32, hash: u32) -> bool {
+    let tag = key_tag(space, hash);
+    // SAFETY: a well-formed tag; what was taken is given back.
+    unsafe {
+        let mode = LockMode::Exclusive as i32;
+        let taken = pg_sys::LockAcquire(&tag, mode, false, true);
+        let is_free = taken != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
+        if is_free {
+            pg_sys::LockRelease(&tag, mode, false);
+        }
+        is_free
+    }
+}
+
 /// As `try_hold_key`, on one of the epochs of `awa.recover`.
 pub fn try_hold_epoch(hash: u64) -> bool {
     let tag = pg_sys::LOCKTAG {

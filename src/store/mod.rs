@@ -7,6 +7,7 @@ pub mod body;
 pub mod chunks;
 pub mod claims;
 pub mod closures;
+pub mod controls;
 pub mod deferred;
 pub mod done;
 pub mod epochs;
