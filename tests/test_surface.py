@@ -21,6 +21,13 @@ FUNCTIONS = {
         "bigint",
     ),
     "insert_jobs": ("jobs jsonb, opts jsonb", "TABLE(ord bigint, job_id bigint, duplicate boolean)"),
+    "insert_jobs_compat_batch": (
+        "kinds text[], queues text[], args jsonb[], states awa.job_state[], priorities smallint[],"
+        " max_attempts smallint[], run_ats timestamp with time zone[], metadata jsonb[],"
+        " tags jsonb[], unique_keys bytea[], unique_states bit[], ordering_keys bytea[],"
+        " skip_unique_conflicts boolean",
+        "TABLE(ord bigint, job_id bigint, duplicate boolean)",
+    ),
     "register_runtime": (
         "name text, liveness text, heartbeat_timeout interval, opts jsonb", "uuid",
     ),

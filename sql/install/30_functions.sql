@@ -16,6 +16,17 @@ RETURNS TABLE (ord bigint, job_id bigint, duplicate boolean)
 LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_insert_jobs';
 COMMENT ON FUNCTION awa.insert_jobs IS 'Enqueues an array of jobs, all or none';
 
+CREATE FUNCTION awa.insert_jobs_compat_batch(
+    kinds text[], queues text[], args jsonb[], states awa.job_state[] DEFAULT NULL,
+    priorities smallint[] DEFAULT NULL, max_attempts smallint[] DEFAULT NULL,
+    run_ats timestamptz[] DEFAULT NULL, metadata jsonb[] DEFAULT NULL,
+    tags jsonb[] DEFAULT NULL, unique_keys bytea[] DEFAULT NULL,
+    unique_states bit(8)[] DEFAULT NULL, ordering_keys bytea[] DEFAULT NULL,
+    skip_unique_conflicts boolean DEFAULT false)
+RETURNS TABLE (ord bigint, job_id bigint, duplicate boolean)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_insert_jobs_compat_batch';
+COMMENT ON FUNCTION awa.insert_jobs_compat_batch IS 'Enqueues jobs given as columns, all or none';
+
 -- Work
 
 CREATE FUNCTION awa.register_runtime(

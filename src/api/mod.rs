@@ -5,6 +5,7 @@ mod args;
 mod cancel;
 mod claim;
 mod close;
+mod compat;
 mod control;
 mod grants;
 mod jobs;

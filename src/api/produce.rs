@@ -16,9 +16,9 @@ use crate::store::body::Body;
 sql_function!(awa_insert_job, insert_job);
 sql_function!(awa_insert_jobs, insert_jobs);
 
-const MAX_TAGS: usize = 20;
+pub(super) const MAX_TAGS: usize = 20;
 const MAX_KEY: usize = 255;
-const MAX_JOBS: usize = 100_000;
+pub(super) const MAX_JOBS: usize = 100_000;
 const OPTIONS: &[&str] = &[
     "unique_states",
     "unique_by",
@@ -76,6 +76,7 @@ impl Given {
             priority,
             max_attempts,
             run_at: self.run_at,
+            state: None,
             unique,
             body: Body {
                 created_at: 0,
@@ -98,7 +99,7 @@ impl Given {
     }
 }
 
-fn check_max_attempts(given: i32) -> Result<i16> {
+pub(super) fn check_max_attempts(given: i32) -> Result<i16> {
     i16::try_from(given).ok().filter(|max| (1..=1000).contains(max)).ok_or_else(|| {
         Error::new(SqlState::CHECK_VIOLATION, "max_attempts must be between 1 and 1000")
             .detail(format!("The value given is {given}."))

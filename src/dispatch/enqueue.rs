@@ -6,14 +6,16 @@ use super::keys::{self, Patience, Switched, Switcher};
 use super::session::{attach, begin_write, capacity, end_write, reserve_log, with_log};
 use crate::domain::dispatcher::{Grant, Granted};
 use crate::domain::entities::{Db, QueueSettings, position};
+use crate::domain::ordering;
 use crate::domain::undo::Act;
 use crate::domain::unique::{Mask, State};
 use crate::error::{Error, Result, SqlState};
-use crate::pg::datum::{Bits8, ToDatum};
+use crate::pg::datum::{self, Bits8, ToDatum};
 use crate::pg::debug_point::debug_point;
 use crate::pg::xact;
 use crate::store::body::{self, Body, Placed};
-use crate::store::{chunks, deferred, lanes, queues};
+use crate::store::deferred::{self, Kind};
+use crate::store::{chunks, lanes, queues};
 
 /// A job to be enqueued. None stands for the queue's default.
 #[derive(Clone, Debug)]
@@ -23,9 +25,23 @@ pub struct NewJob {
     pub max_attempts: Option<i16>,
     /// In the future: the job is scheduled.
     pub run_at: Option<i64>,
+    /// The state it begins in, if not what `run_at` says.
+    pub state: Option<State>,
     pub unique: Option<Unique>,
     /// `created_at`, `run_at`, `max_attempts` and the unique key are filled in here.
     pub body: Body,
+}
+
+impl NewJob {
+    /// Available, scheduled or retryable.
+    fn first_state(&self, now: i64) -> State {
+        let by_time = if self.run_at.is_some_and(|at| at > now) {
+            State::Scheduled
+        } else {
+            State::Available
+        };
+        self.state.unwrap_or(by_time)
+    }
 }
 
 /// A key of which there may be one job at a time.
@@ -84,18 +100,18 @@ pub fn enqueue(mut jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
         };
         let settings = ready.settings(&job.queue)?;
         let priority = job.priority.unwrap_or(settings.priority);
-        let shard = shard_of(&settings);
+        let shard = shard_of(&settings, &job.body);
+        let state = job.first_state(now);
         job.body.created_at = now;
         job.body.max_attempts = job.max_attempts.unwrap_or(settings.max_attempts);
-        match job.run_at.filter(|at| *at != i64::MIN) {
-            Some(run_at) if run_at > now => {
-                later.push(Later { at, job_id, run_at, priority, shard, job });
-            }
-            Some(run_at) => {
-                job.body.run_at = (run_at != now).then_some(run_at);
-                ready.add(&job.queue, priority, shard, at, job_id, job.body);
-            }
-            None => ready.add(&job.queue, priority, shard, at, job_id, job.body),
+        let run_at = job.run_at.filter(|at| *at != i64::MIN);
+        if state == State::Available {
+            job.body.run_at = run_at.filter(|at| *at != now);
+            ready.add(&job.queue, priority, shard, at, job_id, job.body);
+        } else {
+            let retryable = state == State::Retryable;
+            let run_at = run_at.unwrap_or(now);
+            later.push(Later { at, job_id, run_at, retryable, priority, shard, job });
         }
     }
     for group in ready.groups {
@@ -128,9 +144,7 @@ fn take_keys(db: Db, now: i64, jobs: &mut [NewJob]) -> Result<Vec<Enqueued>> {
         let Some(unique) = &job.unique else { continue };
         job.body.unique_key = Some(unique.key.as_slice().to_datum());
         job.body.unique_states = Some(Bits8(unique.mask.0).to_datum());
-        let state =
-            if job.run_at.is_some_and(|at| at > now) { State::Scheduled } else { State::Available };
-        if unique.mask.has(state) {
+        if unique.mask.has(job.first_state(now)) {
             order.push((unique.key.clone(), at));
         }
     }
@@ -177,10 +191,14 @@ pub fn promote(queue: &str, jobs: Vec<Promoted>) -> Result<()> {
     Ok(())
 }
 
-/// Sessions spread over the shards of a queue, each stays on its own.
-fn shard_of(settings: &QueueSettings) -> u8 {
+/// Jobs with one ordering key share a shard; otherwise sessions spread over the shards of a
+/// queue, and each stays on its own.
+fn shard_of(settings: &QueueSettings, body: &Body) -> u8 {
     let shards = settings.shards.max(1);
-    (crate::pg::latch::my_pid().unsigned_abs() % u32::from(shards)) as u8
+    match body.ordering_key {
+        Some(key) => ordering::shard(&datum::own_bytes(key), shards),
+        None => (crate::pg::latch::my_pid().unsigned_abs() % u32::from(shards)) as u8,
+    }
 }
 
 struct Group {
@@ -335,6 +353,8 @@ struct Later {
     at: usize,
     job_id: Option<i64>,
     run_at: i64,
+    /// Else scheduled.
+    retryable: bool,
     priority: u8,
     shard: u8,
     job: NewJob,
@@ -342,7 +362,7 @@ struct Later {
 
 fn defer(db: Db, jobs: Vec<Later>, ids: &mut [i64]) -> Result<()> {
     let mut rows = Vec::with_capacity(jobs.len());
-    for Later { at, job_id, run_at, priority, shard, job } in jobs {
+    for Later { at, job_id, run_at, retryable, priority, shard, job } in jobs {
         let job_id = match job_id {
             Some(id) => id,
             None => take_id(db)?,
@@ -352,7 +372,7 @@ fn defer(db: Db, jobs: Vec<Later>, ids: &mut [i64]) -> Result<()> {
         }
         rows.push(deferred::Deferred {
             job_id,
-            kind: deferred::Kind::Scheduled,
+            kind: if retryable { Kind::Retryable } else { Kind::Scheduled },
             run_at,
             queue: job.queue,
             priority,

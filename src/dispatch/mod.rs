@@ -5,6 +5,7 @@
 //! the lock are short, allocate nothing from Postgres, raise nothing and wait for
 //! nothing; latches are set after its release.
 
+pub mod batch;
 mod callbacks;
 pub mod cancel;
 pub mod check;
