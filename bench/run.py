@@ -63,8 +63,10 @@ def main():
     for name in options.cells:
         cell = cells.CELLS[name]
         print(f"{name}: {cell.what}", flush=True)
+        began = time.monotonic()
         try:
             results, facts = run_cell(cell, options)
+            print(f"  {time.monotonic() - began:.0f} s", flush=True)
         except Exception:
             traceback.print_exc()
             failed.append(name)
