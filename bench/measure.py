@@ -69,9 +69,11 @@ class Round:
         self.figures.append(Figure(name, client, values, jobs, beside, list(series)))
         self.say(f"{name}: {', '.join(f'{key} {show(value)}' for key, value in values.items())}")
 
-    def measure(self, name, work, jobs=None, client="", beside=None, dead=True):
+    def measure(self, name, work, jobs=None, client="", beside=None, dead=True,
+                checkpoint=True):
         """Runs `work`, which did `jobs` jobs or returns how many it did."""
-        self.rig.conn.execute("CHECKPOINT")
+        if checkpoint:
+            self.rig.conn.execute("CHECKPOINT")
         before = Cost.read(self.rig, dead)
         start = time.monotonic()
         done = work()

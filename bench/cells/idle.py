@@ -71,5 +71,5 @@ def pause(r, seconds):
 
 CELLS = [
     Cell("idle", "An idle server: WAL, wake-ups and CPU of awa's processes.", run, minutes=10,
-         rounds=1, settings={"awa.rotate_interval": "5s"}),
+         rounds=1, settings={"awa.rotate_interval": "5s", "autovacuum": "off"}),
 ]
