@@ -32,5 +32,7 @@ mod units;
 mod waits;
 #[path = "domain/wheel.rs"]
 mod wheel;
+#[path = "domain/withdrawing.rs"]
+mod withdrawing;
 #[path = "domain/world.rs"]
 mod world;

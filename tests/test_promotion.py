@@ -106,3 +106,25 @@ def test_a_paused_queue_promotes_but_gives_nothing(db):
     assert db.claim("q") == []
     db.execute("SELECT awa.resume_queue('q')")
     assert len(db.claim("q")) == 1
+
+
+def test_who_holds_a_due_job_holds_up_nobody_else(db):
+    """An open transaction has deleted it: the others are promoted, and it comes back."""
+    held = db.value("SELECT awa.insert_job('k', run_at => now() + interval '1 s')")
+    holder = db.connect()
+    holder.begin()
+    holder.execute("DELETE FROM awa.deferred_jobs WHERE job_id = %s", (held,))
+    db.execute("SELECT awa.insert_job('k', run_at => now() + interval '1.1 s')")
+    (job,) = db.claim(wait="10 s") or db.claim(wait="10 s")
+    assert job.job_id != held
+    # The worker does everything else meanwhile.
+    db.insert()
+    db.claim(deadline="50 ms")
+    wait_until(lambda: db.value("SELECT retryable FROM awa.queue_stats") == 1, 5)
+    holder.rollback_sql()
+    db.wait_state(held, "available")
+
+
+def test_a_queue_of_scheduled_jobs_exists(db):
+    db.execute("SELECT awa.insert_job('k', queue => 'later', run_at => now() + interval '1 h')")
+    assert db.value("SELECT awa.resume_queue('later')") is False

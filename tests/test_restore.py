@@ -117,7 +117,6 @@ def test_rows_put_into_tables_by_hand_reach_memory(db):
     db.execute("SELECT awa.insert_job('k', run_at => now() + interval '1 hour')")
     db.execute("UPDATE awa.deferred_jobs SET run_at = now() + interval '300 ms'")
 
-
     def all_run():
         try:
             db.claim(max_jobs=5, deadline="1 hour")

@@ -1,5 +1,7 @@
 """The ring: it turns over, gives space back, and never takes an undisposed job with it."""
 
+import time
+
 import pytest
 from conftest import use
 from psycopg.types.json import Jsonb
@@ -28,6 +30,16 @@ def turns(db):
 
 def leaf_bytes(db):
     return db.value(f"SELECT sum(pg_total_relation_size(oid))::bigint FROM ({LEAVES}) leaf")
+
+
+def test_the_first_segment_of_a_database_is_as_old_as_the_database(own_db):
+    job_id, = own_db.insert()
+    own_db.execute("SELECT awa.complete(%s)", own_db.claim()[0].receipt)
+    # The worker looks each second; segments live for an hour here.
+    until = time.monotonic() + 2.5
+    while time.monotonic() < until:
+        assert (turns(own_db), own_db.state(job_id)) == (0, "completed")
+        time.sleep(0.1)
 
 
 def pass_jobs(conn, number, queue="busy"):

@@ -44,15 +44,47 @@ FUNCTIONS = {
     "fail": (
         "receipt bigint, error text, retry_after interval, terminal boolean", "awa.job_state",
     ),
+    "snooze": ("receipt bigint, delay interval", "void"),
+    "cancel_attempt": ("receipt bigint, reason text", "void"),
     "release": ("receipts bigint[]", "bigint"),
     "extend": (
         "receipts bigint[], by interval",
         "TABLE(receipt bigint, deadline_at timestamp with time zone)",
     ),
+    "cancel_requested": ("receipts bigint[]", "SETOF bigint"),
+    "cancel_job": ("job_id bigint, reason text, force boolean", "awa.job_state"),
+    "cancel_by_unique_key": ("unique_key text", "bigint"),
+    "list_jobs": (
+        "queue text, state awa.job_state, kind text, tag text, before_id bigint, max_rows integer",
+        "SETOF awa.jobs",
+    ),
+    "job_attempts": (
+        "job_id bigint",
+        "TABLE(attempt integer, receipt bigint, runtime uuid,"
+        " claimed_at timestamp with time zone, closed_at timestamp with time zone,"
+        " outcome text, error text)",
+    ),
+    "dump_job": ("job_id bigint", "jsonb"),
+    "retry_job": ("job_id bigint", "awa.job_state"),
+    "delete_job": ("job_id bigint", "boolean"),
+    "retry_failed": ("queue text, kind text", "bigint"),
+    "discard_failed": ("queue text, kind text", "bigint"),
+    "configure_queue": ("queue text, settings jsonb", "jsonb"),
+    "get_result": ("job_id bigint, wait interval", "jsonb"),
     "get_job": ("job_id bigint", "SETOF awa.jobs"),
     "prepare_queue": ("queue text", "void"),
     "pause_queue": ("queue text, by text", "boolean"),
     "resume_queue": ("queue text", "boolean"),
+    "grant_access": ("role_name name, profile text, queues text[]", "void"),
+    "revoke_access": ("role_name name", "void"),
+    "halt_runtime_scope": ("scope text, mode text, reason text", "uuid"),
+    "resume_runtime_scope": ("scope text, halt_id uuid", "boolean"),
+    "rescue": (
+        "kind text, max_rows integer", "TABLE(kind text, rescued bigint, pass_end text)"
+    ),
+    "recover": (
+        "epoch text, opts jsonb", "TABLE(ran boolean, orphaned bigint, rescued bigint)"
+    ),
     "maintain": ("", "TABLE(step text, did bigint, took interval)"),
     "check": ("", "TABLE(invariant text, ok boolean, detail text)"),
     "rebuild": ("", "void"),

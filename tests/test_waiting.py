@@ -1,9 +1,12 @@
 """CALL wait_for_jobs: wakes at the commit, holds no snapshot, takes no job with it."""
 
+import os
 import signal
+import socket
 import statistics
 import time
 
+import psycopg
 import pytest
 
 from harness import Background, claim, kill_backend, raises, wait_in, wait_until
@@ -147,14 +150,20 @@ def test_an_interrupted_waiter_takes_no_job(db, how):
             call.result(5)
     elif how == "terminate":
         kill_backend(pid, signal.SIGTERM)
+        with raises("57P01"):
+            call.result(5)
     else:
-        # The client goes without a word; the server must notice by itself.
-        conn.pgconn.finish()
+        # The client goes without a word; the server must notice by itself. The thread keeps
+        # its socket: a closed one's number would be the next connection's.
+        with socket.socket(fileno=os.dup(conn.pgconn.socket)) as wire:
+            wire.shutdown(socket.SHUT_RDWR)
         wait_until(
             lambda: not db.rows("SELECT FROM pg_stat_activity WHERE pid = %s", pid),
             3,
             what="end of the vanished client's backend",
         )
+        with pytest.raises(psycopg.OperationalError):
+            call.result(5)
     db.insert(queue="q")
     assert len(db.claim("q", 10)) == 1
 

@@ -931,6 +931,8 @@ CREATE TABLE awa.attempt_state (
     callback_result     jsonb,
     parked              boolean NOT NULL DEFAULT false,
     updated_at          timestamptz NOT NULL,
+    cancel_requested_at timestamptz,        -- it was asked to stop
+    cancel_reason       text,
     PRIMARY KEY (job_id, receipt)
 );
 SELECT pg_catalog.pg_extension_config_dump('awa.attempt_state', '');

@@ -79,8 +79,20 @@ CREATE FUNCTION awa.fail(
     terminal boolean DEFAULT false)
 RETURNS awa.job_state LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_fail';
 
+CREATE FUNCTION awa.snooze(receipt bigint, delay interval)
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_snooze';
+COMMENT ON FUNCTION awa.snooze IS 'Schedules the job of an attempt anew; the attempt does not count';
+
+CREATE FUNCTION awa.cancel_attempt(receipt bigint, reason text)
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_cancel_attempt';
+COMMENT ON FUNCTION awa.cancel_attempt IS 'Gives up an attempt and cancels its job';
+
 CREATE FUNCTION awa.release(receipts bigint[])
 RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_release';
+
+CREATE FUNCTION awa.cancel_requested(receipts bigint[])
+RETURNS SETOF bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_cancel_requested';
+COMMENT ON FUNCTION awa.cancel_requested IS 'Which of these attempts were asked to stop';
 
 CREATE FUNCTION awa.extend(receipts bigint[], by interval)
 RETURNS TABLE (receipt bigint, deadline_at timestamptz)
@@ -109,6 +121,35 @@ CREATE VIEW awa.jobs WITH (security_barrier) AS
 CREATE FUNCTION awa.get_job(job_id bigint)
 RETURNS SETOF awa.jobs LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_get_job';
 
+CREATE VIEW awa.terminal_jobs WITH (security_barrier) AS
+    SELECT id, kind, queue, args, state, priority, attempt, max_attempts, run_at, heartbeat_at,
+           deadline_at, attempted_at, finalized_at, created_at, errors, metadata, tags,
+           unique_key, unique_states, callback_id, callback_timeout_at, callback_filter,
+           callback_on_complete, callback_on_fail, callback_transform, run_lease, progress
+    FROM awa.jobs
+    WHERE state IN ('completed', 'failed', 'cancelled');
+
+CREATE FUNCTION awa.list_jobs(
+    queue text DEFAULT NULL, state awa.job_state DEFAULT NULL, kind text DEFAULT NULL,
+    tag text DEFAULT NULL, before_id bigint DEFAULT NULL, max_rows int DEFAULT 100)
+RETURNS SETOF awa.jobs LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_list_jobs';
+COMMENT ON FUNCTION awa.list_jobs IS 'The newest jobs, filtered; page with before_id';
+
+CREATE FUNCTION awa.job_attempts(job_id bigint)
+RETURNS TABLE (
+    attempt int, receipt bigint, runtime uuid, claimed_at timestamptz, closed_at timestamptz,
+    outcome text, error text)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_job_attempts';
+COMMENT ON FUNCTION awa.job_attempts IS 'The attempts of a job, oldest first';
+
+CREATE FUNCTION awa.dump_job(job_id bigint)
+RETURNS jsonb LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_dump_job';
+COMMENT ON FUNCTION awa.dump_job IS 'All there is to know about a job, as one document';
+
+CREATE FUNCTION awa.get_result(job_id bigint, wait interval DEFAULT '0')
+RETURNS jsonb LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_get_result';
+COMMENT ON FUNCTION awa.get_result IS 'The result of a completed job; waits for its end if asked';
+
 CREATE FUNCTION awa.queue_stats_rows()
 RETURNS TABLE (
     queue text, paused boolean, scheduled bigint, available bigint, running bigint,
@@ -123,7 +164,43 @@ CREATE VIEW awa.queue_stats WITH (security_barrier) AS
            enqueue_rate, complete_rate
     FROM awa.queue_stats_rows();
 
+CREATE FUNCTION awa.metrics_rows()
+RETURNS TABLE (name text, kind text, labels jsonb, value float8)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_metrics_rows';
+
+CREATE VIEW awa.metrics WITH (security_barrier) AS
+    SELECT name, kind, labels, value FROM awa.metrics_rows();
+
 -- Operate
+
+CREATE FUNCTION awa.cancel_job(
+    job_id bigint, reason text DEFAULT NULL, force boolean DEFAULT false)
+RETURNS awa.job_state LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_cancel_job';
+COMMENT ON FUNCTION awa.cancel_job IS 'Cancels a job; asks a running one to stop, unless forced';
+
+CREATE FUNCTION awa.cancel_by_unique_key(unique_key text)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_cancel_by_unique_key';
+COMMENT ON FUNCTION awa.cancel_by_unique_key IS 'Cancels the job that holds a unique key';
+
+CREATE FUNCTION awa.retry_job(job_id bigint)
+RETURNS awa.job_state LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_retry_job';
+COMMENT ON FUNCTION awa.retry_job IS 'Makes a failed or cancelled job available again';
+
+CREATE FUNCTION awa.delete_job(job_id bigint)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_delete_job';
+COMMENT ON FUNCTION awa.delete_job IS 'Forgets a job that is neither running nor completed';
+
+CREATE FUNCTION awa.retry_failed(queue text DEFAULT NULL, kind text DEFAULT NULL)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_retry_failed';
+COMMENT ON FUNCTION awa.retry_failed IS 'Makes failed jobs available again and returns how many';
+
+CREATE FUNCTION awa.discard_failed(queue text DEFAULT NULL, kind text DEFAULT NULL)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_discard_failed';
+COMMENT ON FUNCTION awa.discard_failed IS 'Forgets failed jobs and returns how many';
+
+CREATE FUNCTION awa.configure_queue(queue text, settings jsonb)
+RETURNS jsonb LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_configure_queue';
+COMMENT ON FUNCTION awa.configure_queue IS 'Changes settings of a queue and returns all in force';
 
 CREATE FUNCTION awa.prepare_queue(queue text)
 RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_prepare_queue';
@@ -133,6 +210,38 @@ RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_p
 
 CREATE FUNCTION awa.resume_queue(queue text)
 RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_resume_queue';
+
+CREATE FUNCTION awa.grant_access(role_name name, profile text, queues text[] DEFAULT NULL)
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_grant_access';
+COMMENT ON FUNCTION awa.grant_access IS 'Lets a role produce, work, operate or read';
+
+CREATE FUNCTION awa.revoke_access(role_name name)
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_revoke_access';
+
+CREATE FUNCTION awa.rescue(kind text DEFAULT NULL, max_rows int DEFAULT NULL)
+RETURNS TABLE (kind text, rescued bigint, pass_end text)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_rescue';
+COMMENT ON FUNCTION awa.rescue IS 'Gives lost attempts to others, one pass now';
+
+CREATE FUNCTION awa.recover(epoch text, opts jsonb DEFAULT '{}')
+RETURNS TABLE (ran boolean, orphaned bigint, rescued bigint)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_recover';
+COMMENT ON FUNCTION awa.recover IS 'Re-drives the attempts of dead owners, once an epoch';
+
+CREATE FUNCTION awa.halt_runtime_scope(
+    scope text DEFAULT 'maintenance.prune', mode text DEFAULT 'drain', reason text DEFAULT NULL)
+RETURNS uuid LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_halt_runtime_scope';
+COMMENT ON FUNCTION awa.halt_runtime_scope IS 'Stops a part of maintenance until it is resumed';
+
+CREATE FUNCTION awa.resume_runtime_scope(scope text, halt_id uuid)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_resume_runtime_scope';
+
+CREATE FUNCTION awa.runtime_control_status(scope text DEFAULT 'maintenance.prune')
+RETURNS TABLE (
+    scope text, desired text, halt_id uuid, reason text, halted_by text, since timestamptz,
+    fleet_halted boolean, runtime uuid, runtime_name text, supported boolean, observed text,
+    observed_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_runtime_control_status';
 
 CREATE FUNCTION awa.maintain()
 RETURNS TABLE (step text, did bigint, took interval)

@@ -28,6 +28,15 @@ pub fn may(queue: &str, profile: Profile) -> Result<bool> {
     Ok(is_master()? || acl::allows(queue, profile)?)
 }
 
+/// 42501 unless the current user has one of the profiles, on whatever queues.
+pub fn check_any(profiles: &[Profile]) -> Result<()> {
+    if is_master()? || acl::has_any(profiles)? {
+        return Ok(());
+    }
+    Err(Error::new(SqlState::INSUFFICIENT_PRIVILEGE, "permission denied for schema \"awa\"")
+        .hint("Ask for awa.grant_access()."))
+}
+
 /// Whether the current user is bound by no list.
 pub fn is_master() -> Result<bool> {
     let user = xact::user_id();

@@ -6,7 +6,7 @@ use super::access;
 use super::args::{self, duration, required};
 use crate::dispatch::claim::{self, Claimed, Outcome, Wanted};
 use crate::dispatch::close::{self, Closer};
-use crate::dispatch::wait;
+use crate::dispatch::{self, wait};
 use crate::error::{Error, Result, SqlState};
 use crate::pg::call::{Call, Returned, Rows, sql_function};
 use crate::pg::datum::{Datum, Timestamp, ToDatum};
@@ -85,8 +85,10 @@ fn run(
         match claim::look(&wanted)? {
             Outcome::Claimed if max_jobs == 0 => LAST.set(Some(Outcome::Empty)),
             Outcome::Claimed => {
-                let claimed = claim::claim(&wanted)?;
+                // What could not run any more is out of the way: look at once again.
+                let Some(claimed) = claim::claim(&wanted)? else { continue };
                 if !claimed.is_empty() {
+                    wait::done();
                     LAST.set(Some(Outcome::Claimed));
                     return deliver(&claimed, &mut rows);
                 }
@@ -94,6 +96,7 @@ fn run(
             outcome => LAST.set(Some(outcome)),
         }
         if xact::micros() >= until || queues.is_empty() || max_jobs == 0 {
+            dispatch::leave_wait();
             return Ok(Returned::Void);
         }
         wait::wait(&queues, until)?;

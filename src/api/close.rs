@@ -1,4 +1,4 @@
-//! complete, complete_many, fail, release, extend.
+//! complete, complete_many, fail, snooze, release, cancel_attempt, extend.
 
 use super::access;
 use super::args::{duration, receipts, required};
@@ -15,7 +15,9 @@ use crate::store::history;
 sql_function!(awa_complete, complete);
 sql_function!(awa_complete_many, complete_many);
 sql_function!(awa_fail, fail);
+sql_function!(awa_snooze, snooze);
 sql_function!(awa_release, release);
+sql_function!(awa_cancel_attempt, cancel_attempt);
 sql_function!(awa_extend, extend);
 
 /// 42501 unless the caller may work on the queues of what it holds.
@@ -96,6 +98,26 @@ fn fail(call: &mut Call) -> Result<Returned> {
         None => return Err(Error::internal("a failed attempt has no verdict")),
     };
     Ok(Returned::Value(catalog::job_state(label)?))
+}
+
+/// The job is scheduled again, however often: a handler that waits uses no attempt.
+fn snooze(call: &mut Call) -> Result<Returned> {
+    xact::ensure_writable("awa.snooze()")?;
+    let receipt = required(call.i64(0), "receipt")?;
+    let delay = required(duration(call.interval(1), "delay")?, "delay")?;
+    let hold = take_one(receipt)?;
+    let due = xact::micros().saturating_add(delay);
+    close::conclude(hold, None, |_: &Case<'_>| Verdict::Snooze { due })?;
+    Ok(Returned::Void)
+}
+
+/// Its worker gives the job up for good.
+fn cancel_attempt(call: &mut Call) -> Result<Returned> {
+    xact::ensure_writable("awa.cancel_attempt()")?;
+    let receipt = required(call.i64(0), "receipt")?;
+    let reason = call.text(1).map(|reason| history::cut(&reason));
+    close::cancel(take_one(receipt)?, reason.as_deref())?;
+    Ok(Returned::Void)
 }
 
 fn release(call: &mut Call) -> Result<Returned> {

@@ -15,17 +15,17 @@ sql_function!(awa_jobs_rows, all);
 sql_function!(awa_get_job, one);
 
 /// Which queues the caller may read; asked once a queue.
-struct Gate {
+pub struct Gate {
     master: bool,
     known: Vec<(String, bool)>,
 }
 
 impl Gate {
-    fn new() -> Result<Self> {
+    pub fn new() -> Result<Self> {
         Ok(Self { master: access::is_master()?, known: Vec::new() })
     }
 
-    fn admits(&mut self, queue: &str) -> Result<bool> {
+    pub fn admits(&mut self, queue: &str) -> Result<bool> {
         if self.master {
             return Ok(true);
         }
@@ -58,18 +58,32 @@ fn all(call: &mut Call) -> Result<Returned> {
 fn one(call: &mut Call) -> Result<Returned> {
     let mut rows = call.rows()?;
     let Some(job_id) = call.i64(0) else { return Ok(Returned::Void) };
-    // A job that moves between tables meanwhile is in neither for an older snapshot: a read
-    // that finds nothing looks once more.
-    let found = match jobs::find(job_id, Snapshot::Active)? {
-        Some(job) => Some(job),
-        None => jobs::find(job_id, Snapshot::Latest)?,
-    };
-    if let Some(job) = found
+    if let Some((job, _)) = find(job_id)?
         && access::may(&job.queue, Profile::Reader)?
     {
         push(&mut rows, &job, xact::micros())?;
     }
     Ok(Returned::Void)
+}
+
+/// A job, and the snapshot that shows it. A job that moves between tables meanwhile is in
+/// neither for an older snapshot: a read that finds nothing looks once more.
+pub fn find(job_id: i64) -> Result<Option<(Job, Snapshot)>> {
+    for snapshot in [Snapshot::Active, Snapshot::Latest] {
+        if let Some(job) = jobs::find(job_id, snapshot)? {
+            return Ok(Some((job, snapshot)));
+        }
+    }
+    Ok(None)
+}
+
+/// The state of a job at a time.
+pub fn shown_state(job: &Job, now: i64) -> &'static str {
+    match job.state {
+        // Its time has come; the worker has not got round to it, or need not.
+        State::Retryable | State::Scheduled if job.run_at <= now && !job.on_disk => "available",
+        state => state.label(),
+    }
 }
 
 /// Extensions live in memory only; a standby has none.
@@ -81,19 +95,8 @@ fn deadline(job: &Job) -> Option<i64> {
     dispatch::deadline_of(receipt).or(job.deadline)
 }
 
-fn push(rows: &mut Rows, job: &Job, now: i64) -> Result<()> {
+pub fn push(rows: &mut Rows, job: &Job, now: i64) -> Result<()> {
     let time = |at: Option<i64>| at.filter(|at| *at != i64::MAX).map(|at| Timestamp(at).to_datum());
-    let state = match job.state {
-        // Its time has come; the worker has not got round to it, or need not.
-        State::Retryable | State::Scheduled if job.run_at <= now && !job.on_disk => "available",
-        State::Retryable => "retryable",
-        State::Scheduled => "scheduled",
-        State::Available => "available",
-        State::Running => "running",
-        State::Completed => "completed",
-        State::Failed => "failed",
-        State::Cancelled => "cancelled",
-    };
     let body = &job.body;
     let errors = (!job.errors.is_empty()).then(|| {
         let errors: Vec<Option<Datum>> =
@@ -105,7 +108,7 @@ fn push(rows: &mut Rows, job: &Job, now: i64) -> Result<()> {
         Some(body.kind),
         Some(job.queue.as_str().to_datum()),
         Some(body.args),
-        Some(catalog::job_state(state)?),
+        Some(catalog::job_state(shown_state(job, now))?),
         Some(i16::from(job.priority).to_datum()),
         Some(job.attempt.to_datum()),
         Some(body.max_attempts.to_datum()),

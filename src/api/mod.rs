@@ -2,12 +2,21 @@
 
 mod access;
 mod args;
+mod cancel;
 mod claim;
 mod close;
+mod control;
+mod grants;
 mod jobs;
+mod look;
+mod metrics;
 mod operate;
 pub mod preload;
 mod produce;
 mod queue;
+mod rescue;
+mod result;
+mod revive;
 mod runtime;
+mod settings;
 mod unique;

@@ -30,7 +30,7 @@ fn maintain(call: &mut Call) -> Result<Returned> {
     let mut rows = call.rows()?;
     for step in STEPS {
         let began = Instant::now();
-        let report = (step.run)(&context)?;
+        let report = step.perform(&context)?;
         let took = Interval::of_micros(began.elapsed().as_micros() as i64);
         rows.push(&[
             Some(step.name.to_datum()),

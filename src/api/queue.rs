@@ -44,11 +44,12 @@ fn resume(call: &mut Call) -> Result<Returned> {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Stats {
+pub(super) struct Stats {
     /// As claims see it; None: memory has not read the row.
     paused: Option<bool>,
-    counts: Counts,
-    oldest: Option<i64>,
+    pub counts: Counts,
+    /// When the oldest job that waits to be claimed became available.
+    pub oldest: Option<i64>,
     rates: (f64, f64),
 }
 
@@ -104,7 +105,7 @@ const TRIES: usize = 200;
 
 /// Memory and totals of one moment. The tables are read after memory: ends that went from
 /// one to the other in between are in both and are taken off again.
-fn read_stats(now: i64) -> Result<BTreeMap<String, Stats>> {
+pub(super) fn read_stats(now: i64) -> Result<BTreeMap<String, Stats>> {
     let mut tries = 0;
     loop {
         tries += 1;

@@ -11,8 +11,9 @@ use crate::domain::table::NIL;
 use crate::domain::undo::Act;
 use crate::error::{Error, Result};
 use crate::pg::call::{Call, Returned, sql_function};
+use crate::pg::datum::ToDatum;
 use crate::pg::{guc, latch, xact};
-use crate::store::runtimes;
+use crate::store::{body, runtimes};
 
 sql_function!(awa_register_runtime, register);
 sql_function!(awa_heartbeat, heartbeat);
@@ -88,7 +89,7 @@ fn heartbeat(call: &mut Call) -> Result<Returned> {
     let id = required(call.uuid(0), "runtime")?;
     let now = xact::micros();
     let holding = call.i64_array(1)?;
-    let _rows = call.rows()?;
+    let mut rows = call.rows()?;
     let alive = dispatch::with_open(|d, db| {
         d.runtime(db, &id).map(|at| (d.beat(at, now), d.runtimes[at].timeout))
     })?;
@@ -102,6 +103,12 @@ fn heartbeat(call: &mut Call) -> Result<Returned> {
         if !lost.is_empty() {
             lost.sort_unstable();
             close::give_back(close::take(&lost, Closer::Rescue)?)?;
+        }
+    }
+    for (receipt, segment, position) in asked_items(&id)? {
+        // An attempt that ended just now may have no body any more.
+        if let Some(job_id) = body::job_id_at(segment, position)? {
+            rows.push(&[Some(receipt.to_datum()), Some(job_id.to_datum())])?;
         }
     }
     Ok(Returned::Void)
@@ -140,5 +147,20 @@ fn open_items(id: &[u8; 16], before: i64) -> Result<Vec<i64>> {
             return Ok(receipts);
         }
         receipts.reserve(2 * receipts.capacity());
+    }
+}
+
+/// The attempts of a runtime that were asked to stop: receipt, segment, position.
+fn asked_items(id: &[u8; 16]) -> Result<Vec<(i64, u8, i64)>> {
+    let mut asked = Vec::with_capacity(16);
+    loop {
+        asked.clear();
+        let is_all = dispatch::with_open(|d, db| {
+            d.runtime(db, id).is_none_or(|at| d.asked_of(at, &mut asked))
+        })?;
+        if is_all {
+            return Ok(asked);
+        }
+        asked.reserve(2 * asked.capacity());
     }
 }

@@ -84,6 +84,7 @@ fn settle_own(d: &mut Dispatcher<'_>, outlived: bool, committed: bool, now: i64)
 fn forget() {
     with_log(|log| log.clear());
     super::session::set_prepared(None);
+    super::wait::done();
     super::enqueue::forget_written_lanes();
     crate::store::claims::forget_last_record();
 }
@@ -107,9 +108,9 @@ fn abort() {
         });
     }
     super::session::abandon_write();
+    leave_wait();
     forget();
     super::replay::aborted();
-    leave_wait();
 }
 
 fn sub_commit(subxact: u32, parent: u32) {
@@ -119,7 +120,7 @@ fn sub_commit(subxact: u32, parent: u32) {
 fn sub_abort(subxact: u32, _parent: u32) {
     super::enqueue::forget_written_lanes();
     super::session::abandon_write();
-    // A wait is always in the innermost subtransaction.
+    // Whatever the wait was for, this subtransaction was in the way of it.
     leave_wait();
     if with_log(|log| log.is_empty()) {
         return;

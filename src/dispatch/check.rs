@@ -12,6 +12,7 @@ use crate::domain::dispatcher::Dispatcher;
 use crate::domain::entities::{AS_BODY, Counts, Db, QueueName, ReleaseState, SEGMENTS, split};
 use crate::domain::page::PAGE_CHUNKS;
 use crate::error::Result;
+use crate::pg::debug_point::debug_point;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::{latch, xact};
 use crate::store::evidence::{self, Detail, Evidence, Sight};
@@ -68,6 +69,7 @@ pub fn run() -> Result<Vec<Finding>> {
     loop {
         // What is due now would move while we look.
         let memory = copy(db)?;
+        debug_point!("check_copied", interruptible);
         let tables = Tables::read()?;
         let quiet = with_open(|d, db| d.base(db).changes == memory.changes)?;
         if quiet {

@@ -98,7 +98,9 @@ fn check_owner(
 }
 
 /// Takes jobs. Rolled back, they are ready again and no attempt was used.
-pub fn claim(wanted: &Wanted<'_>) -> Result<Vec<Claimed>> {
+///
+/// None: it took some that cannot run any more, and may find others behind them.
+pub fn claim(wanted: &Wanted<'_>) -> Result<Option<Vec<Claimed>>> {
     let xid = xact::top_xid();
     let subxact = xact::current_subxact();
     let now = xact::micros();
@@ -115,20 +117,47 @@ pub fn claim(wanted: &Wanted<'_>) -> Result<Vec<Claimed>> {
             domain::Claimed::NeedsChunk(cold) => load_chunk(db, cold.number, cold.segment)?,
         }
     };
-    debug_point!("claim_popped");
+    debug_point!("claim_popped", interruptible);
     if popped.is_empty() {
-        return Ok(Vec::new());
+        return Ok(Some(Vec::new()));
     }
     let jobs = read_bodies(&popped)?;
+    debug_point!("claim_read", interruptible);
     let deadlines = describe(db, wanted, &popped, &jobs, now);
     write_claims(wanted, &popped, &jobs, &deadlines, now)?;
-    let refused = switch_keys(&popped, &jobs)?;
+    debug_point!("claim_written", interruptible);
+    let mut refused = switch_keys(&popped, &jobs)?;
+    refused.extend(expire(&popped, &jobs, &refused, now)?);
+    refused.sort_unstable();
+    debug_point!("claim_keys_moved", interruptible);
     confirm(db, generation)?;
     let mut claimed = deliver(popped, jobs, &deadlines);
     if !refused.is_empty() {
         claimed.retain(|job| refused.binary_search(&job.receipt).is_err());
     }
-    Ok(claimed)
+    Ok((!claimed.is_empty()).then_some(claimed))
+}
+
+/// Cancels the jobs that nobody claimed in time, and returns their receipts. Their keys are
+/// those of running jobs already.
+///
+/// * `ended` - receipts of jobs that came to their end already, sorted
+fn expire(popped: &[Popped], jobs: &[Placed], ended: &[i64], now: i64) -> Result<Vec<i64>> {
+    let is_late = |job: &Placed| job.body.expires_at.is_some_and(|at| at <= now);
+    let is_fresh =
+        |popped: &Popped, job: &Placed| popped.prior == AS_BODY && job.body.attempts == 0;
+    let mut expired: Vec<i64> = popped
+        .iter()
+        .zip(jobs)
+        .filter(|(popped, job)| is_late(job) && is_fresh(popped, job))
+        .filter(|(popped, _)| ended.binary_search(&popped.receipt).is_err())
+        .map(|(popped, _)| popped.receipt)
+        .collect();
+    if !expired.is_empty() {
+        expired.sort_unstable();
+        close::cancel(close::take(&expired, Closer::Owner)?, Some(keys::EXPIRED))?;
+    }
+    Ok(expired)
 }
 
 /// Moves the unique keys of jobs that start to run. A job whose key has gone to another one
@@ -156,7 +185,7 @@ fn switch_keys(popped: &[Popped], jobs: &[Placed]) -> Result<Vec<i64>> {
         }
     }
     for (receipt, holder) in &refused {
-        close::cancel(close::take(&[*receipt], Closer::Owner)?, &keys::reason(*holder))?;
+        close::cancel(close::take(&[*receipt], Closer::Owner)?, Some(&keys::reason(*holder)))?;
     }
     let mut receipts: Vec<i64> = refused.iter().map(|(receipt, _)| *receipt).collect();
     receipts.sort_unstable();
@@ -193,6 +222,7 @@ fn pop(
 /// Reads a chunk that memory dropped back from its rows.
 pub fn load_chunk(db: Db, number: i64, segment: u8) -> Result<()> {
     let bits = body::read_offsets(segment, number)?;
+    debug_point!("claim_cold_read", interruptible);
     match super::with(|d| d.load_chunk(db, number, &bits)).map_err(capacity)? {
         // Whoever asked for the chunk asks again.
         domain::Loaded::Ready | domain::Loaded::NotCold | domain::Loaded::Differs => Ok(()),

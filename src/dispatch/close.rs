@@ -12,6 +12,7 @@ use crate::error::{Error, Result, SqlState};
 use crate::pg::datum::Datum;
 use crate::pg::debug_point::debug_point;
 use crate::pg::xact;
+use crate::store::attempts;
 use crate::store::body::{self, Placed};
 use crate::store::closures::{self, NewClosure};
 use crate::store::deferred::{Deferred, Kind};
@@ -29,6 +30,8 @@ pub enum Closer {
     Owner,
     /// A rescue: skips what an open transaction holds.
     Rescue,
+    /// Somebody who acts on the job whatever became of its worker.
+    Operator,
 }
 
 /// Items this transaction is closing.
@@ -37,6 +40,18 @@ pub struct Hold {
     patience: Patience,
     generation: u64,
     pub taken: Vec<Taken>,
+}
+
+impl Hold {
+    /// The queue of its first item.
+    pub fn queue(&self) -> String {
+        self.taken.first().map_or_else(String::new, |item| super::queue_name(item.queue))
+    }
+
+    /// What `confirm` wants to know.
+    pub fn origin(&self) -> (Db, u64) {
+        (self.db, self.generation)
+    }
 }
 
 /// AW001.
@@ -59,7 +74,7 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
     let mut busy: Vec<(i64, u32)> = Vec::with_capacity(receipts.len());
     // One entry for the item, one for a release it may need.
     reserve_log(2 * receipts.len())?;
-    let owner = closer == Closer::Owner;
+    let (owner, waits) = (closer == Closer::Owner, closer != Closer::Rescue);
     let mut probed = false;
     let (db, generation) = loop {
         let begun = with_open(|d, db| {
@@ -85,15 +100,15 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
         }
         probed = true;
     };
-    if owner {
-        debug_point!("close_taken");
+    if waits {
+        debug_point!("close_taken", interruptible);
         for (receipt, mut holder) in busy {
             loop {
                 // Through the lock manager, so that deadlocks are seen, and lock_timeout and
                 // cancels work. No lock of ours is held.
                 xact::wait_for_xid(holder);
                 let again = with_open(|d, db| {
-                    with_log(|log| d.take(db, receipt, xid, subxact, true, log))
+                    with_log(|log| d.take(db, receipt, xid, subxact, owner, log))
                 })?;
                 match again {
                     Take::Taken(item) => taken.push(item),
@@ -111,7 +126,7 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
             }
         }
     }
-    let patience = if owner { Patience::Wait } else { Patience::Skip };
+    let patience = if waits { Patience::Wait } else { Patience::Skip };
     Ok(Hold { db, patience, generation, taken })
 }
 
@@ -142,6 +157,7 @@ fn write_batches(mut batches: Vec<Batch>, now: i64, error: Option<&str>) -> Resu
             })
             .collect();
         closures::write(run[0].segment, &rows)?;
+        debug_point!("close_written", interruptible);
     }
     Ok(())
 }
@@ -173,6 +189,7 @@ pub fn complete(hold: Hold) -> Result<()> {
     }
     write_batches(batches, now, None)?;
     decide(&hold.taken, |_| End::Completed);
+    debug_point!("close_decided", interruptible);
     confirm(hold.db, hold.generation)
 }
 
@@ -200,9 +217,11 @@ pub fn complete_with_result(hold: Hold, result: Datum) -> Result<()> {
     confirm(hold.db, hold.generation)
 }
 
-/// The items whose bodies may have a unique key, with their bodies.
+/// The items whose bodies may have a unique key, or that were asked to stop, with their
+/// bodies.
 fn keyed(taken: &[Taken]) -> Result<Vec<(Taken, Placed)>> {
-    let mut items: Vec<Taken> = taken.iter().filter(|item| item.keyed).copied().collect();
+    let mut items: Vec<Taken> =
+        taken.iter().filter(|item| item.keyed || item.asked).copied().collect();
     items.sort_unstable_by_key(|item| item.segment);
     let mut found = Vec::with_capacity(items.len());
     for run in items.chunk_by(|a, b| a.segment == b.segment) {
@@ -213,19 +232,23 @@ fn keyed(taken: &[Taken]) -> Result<Vec<(Taken, Placed)>> {
 }
 
 /// Frees the unique keys of jobs that came to their end, or keeps them where the mask says
-/// so. Only owners complete, so open transactions are waited for.
+/// so. Only owners complete, so open transactions are waited for. Requests to stop that came
+/// to nothing are forgotten.
 fn end_keys(taken: &[Taken], to: State) -> Result<()> {
-    if taken.iter().all(|item| !item.keyed) {
+    if taken.iter().all(|item| !item.keyed && !item.asked) {
         return Ok(());
     }
     let mut switcher = Switcher::new(Patience::Wait);
-    for (_, mut job) in keyed(taken)? {
+    for (item, mut job) in keyed(taken)? {
+        if item.asked {
+            attempts::forget(job.job_id(), item.receipt)?;
+        }
         switcher.end(job.job_id(), &mut job.body, State::Running, to)?;
     }
     Ok(())
 }
 
-fn decide(taken: &[Taken], end: impl Fn(&Taken) -> End) {
+pub(super) fn decide(taken: &[Taken], end: impl Fn(&Taken) -> End) {
     with_log(|log| {
         for item in taken {
             log.decide(item.log, end(item));
@@ -242,6 +265,10 @@ pub enum Verdict {
     },
     /// As `Retry`, and the attempt does not count.
     GiveBack {
+        due: i64,
+    },
+    /// Scheduled until then by its worker; the attempt does not count.
+    Snooze {
         due: i64,
     },
     Fail,
@@ -273,7 +300,9 @@ impl Verdict {
         match self {
             Self::Retry { .. } => (place(State::Retryable), State::Retryable),
             Self::GiveBack { due } if due <= now => (Place::Lane, State::Available),
-            Self::GiveBack { .. } => (place(State::Scheduled), State::Scheduled),
+            Self::GiveBack { .. } | Self::Snooze { .. } => {
+                (place(State::Scheduled), State::Scheduled)
+            }
             Self::Fail => (Place::Any, State::Failed),
             Self::Cancel | Self::Skip => (Place::Any, State::Cancelled),
         }
@@ -302,6 +331,7 @@ pub fn conclude(
 ) -> Result<Vec<Verdict>> {
     let now = xact::micros();
     let Hold { db, patience, generation, mut taken } = hold;
+    let is_thorough = patience == Patience::Wait && taken.len() == 1;
     let mut switcher = Switcher::new(patience);
     taken.sort_by_key(|item| (item.segment, item.receipt));
     let mut verdicts = Vec::with_capacity(taken.len());
@@ -309,7 +339,7 @@ pub fn conclude(
         let positions: Vec<i64> = run.iter().map(|item| item.position).collect();
         let jobs = body::read(run[0].segment, &positions)?;
         let backoffs = backoffs(run)?;
-        let mut plan = Plan { db, generation, now, error, ..Plan::default() };
+        let mut plan = Plan { db, generation, now, error, is_thorough, ..Plan::default() };
         for ((item, job), backoff) in run.iter().zip(&jobs).zip(backoffs) {
             let attempt = attempt_of(item);
             let verdict = judge(&Case { taken: item, job, attempt, backoff });
@@ -348,17 +378,17 @@ fn backoffs(taken: &[Taken]) -> Result<Vec<Backoff>> {
 }
 
 /// Cancels attempts for a reason.
-pub fn cancel(hold: Hold, reason: &str) -> Result<()> {
-    conclude(hold, Some(reason), |_| Verdict::Cancel).map(|_| ())
+pub fn cancel(hold: Hold, reason: Option<&str>) -> Result<()> {
+    conclude(hold, reason, |_| Verdict::Cancel).map(|_| ())
 }
 
 /// Gives attempts back: none of them counts. Jobs are read only where a unique key may have
-/// to move.
+/// to move, or the attempt was asked to stop, which cancels its job.
 pub fn give_back(hold: Hold) -> Result<u64> {
     let now = xact::micros();
     let Hold { db, patience, generation, taken } = hold;
     let (with_key, plain): (Vec<Taken>, Vec<Taken>) =
-        taken.into_iter().partition(|item| item.keyed);
+        taken.into_iter().partition(|item| item.keyed || item.asked);
     let mut given_back = 0;
     if !with_key.is_empty() {
         let hold = Hold { db, patience, generation, taken: with_key };
@@ -383,12 +413,14 @@ struct Plan<'a> {
     generation: u64,
     now: i64,
     error: Option<&'a str>,
+    /// An owner or an operator ends single attempts: there is time to look at the earlier ones.
+    is_thorough: bool,
     ends: Vec<(usize, End)>,
     batches: Vec<Batch>,
     done: Vec<(u32, Done)>,
     deferred: Vec<(u32, Deferred)>,
-    /// Releases under way: lane, chunk, attempts, due.
-    releases: Vec<((u32, i64, i16, i64), u32)>,
+    /// Releases under way: lane, chunk, attempts, due, snoozed.
+    releases: Vec<((u32, i64, i16, i64, bool), u32)>,
 }
 
 impl Plan<'_> {
@@ -402,9 +434,18 @@ impl Plan<'_> {
         attempt: i16,
         verdict: Verdict,
     ) -> Result<Verdict> {
+        let mut reason = None;
+        let verdict = match verdict {
+            // What was asked to stop has no other end but completion.
+            _ if item.asked => {
+                reason = attempts::forget(job.job_id(), item.receipt)?;
+                Verdict::Cancel
+            }
+            verdict => verdict,
+        };
         let (place, to) = verdict.target(job, self.now);
         if to.is_terminal() {
-            return self.end(switcher, item, (job, attempt), verdict, None);
+            return self.end(switcher, item, (job, attempt), verdict, reason);
         }
         match switcher.switch(job.job_id(), &job.body, State::Running, to)? {
             Switched::Busy => return Ok(self.skip(item)),
@@ -420,6 +461,9 @@ impl Plan<'_> {
             }
             Verdict::GiveBack { due } => {
                 self.retry(item, job, attempt - 1, Outcome::Released, due, place)?;
+            }
+            Verdict::Snooze { due } => {
+                self.retry(item, job, attempt - 1, Outcome::Snoozed, due, place)?;
             }
             Verdict::Fail | Verdict::Cancel | Verdict::Skip => {}
         }
@@ -453,7 +497,7 @@ impl Plan<'_> {
         }
         body.attempts = attempt;
         body.history = crate::store::history::with_error(
-            self.history(job, attempt),
+            self.history(item, job, attempt)?,
             attempt,
             self.now,
             reason.as_deref(),
@@ -476,9 +520,17 @@ impl Plan<'_> {
         Ok(verdict)
     }
 
-    /// The errors the body brought along, and this one.
-    fn history(&self, job: &Placed, attempt: i16) -> Option<Datum> {
-        crate::store::history::with_error(job.body.history, attempt, self.now, self.error)
+    /// The errors the body brought along, those of earlier attempts in its segment, and this
+    /// one. A rescue of thousands does not read the segment for each: what its rows say about
+    /// earlier attempts is told for as long as they are there.
+    fn history(&self, item: &Taken, job: &Placed, attempt: i16) -> Result<Option<Datum>> {
+        let has_earlier = attempt_of(item) > job.body.attempts.saturating_add(1);
+        let history = if has_earlier && self.is_thorough {
+            crate::store::jobs::errors_so_far(item.segment, job)?
+        } else {
+            job.body.history
+        };
+        Ok(crate::store::history::with_error(history, attempt, self.now, self.error))
     }
 
     fn retry(
@@ -499,7 +551,7 @@ impl Plan<'_> {
         }
         let mut body = job.body;
         body.attempts = used;
-        body.history = self.history(job, used);
+        body.history = self.history(item, job, used)?;
         self.deferred.push((
             item.lane,
             Deferred {
@@ -520,7 +572,8 @@ impl Plan<'_> {
     /// Ready again in place. False when timers are used up.
     fn release(&mut self, item: &Taken, used: i16, outcome: Outcome, due: i64) -> Result<bool> {
         let (chunk, offset) = split(item.position);
-        let key = (item.lane, chunk, used, due);
+        let snoozed = outcome == Outcome::Snoozed;
+        let key = (item.lane, chunk, used, due, snoozed);
         let known = self.releases.iter().rev().take(8).find(|(k, _)| *k == key).map(|(_, r)| *r);
         let subxact = xact::current_subxact();
         let reserved = super::with(|d| {
@@ -531,7 +584,7 @@ impl Plan<'_> {
             let release = match known {
                 Some(release) => Some(release),
                 None => with_log(|log| {
-                    d.reserve_release(self.db, (item.lane, chunk), used, false, due, log, subxact)
+                    d.reserve_release(self.db, (item.lane, chunk), used, snoozed, due, log, subxact)
                 }),
             };
             if let Some(release) = release {
@@ -551,6 +604,7 @@ impl Plan<'_> {
     }
 
     fn carry_out(mut self) -> Result<()> {
+        debug_point!("close_planned", interruptible);
         self.name_lanes();
         if !self.done.is_empty() {
             let rows: Vec<Done> = self.done.into_iter().map(|(_, row)| row).collect();
@@ -566,6 +620,7 @@ impl Plan<'_> {
                 log.decide(entry, end);
             }
         });
+        debug_point!("close_decided", interruptible);
         Ok(())
     }
 

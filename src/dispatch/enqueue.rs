@@ -11,6 +11,7 @@ use crate::domain::undo::Act;
 use crate::domain::unique::{Mask, State};
 use crate::error::{Error, Result, SqlState};
 use crate::pg::datum::{Bits8, ToDatum};
+use crate::pg::debug_point::debug_point;
 use crate::pg::xact;
 use crate::store::body::{self, Body, Placed};
 use crate::store::{chunks, deferred, lanes, queues};
@@ -72,6 +73,7 @@ pub fn enqueue(mut jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
     // Before anything else: nobody waits for us while we wait for a key.
     let keyed = take_keys(db, now, &mut jobs)?;
     begin_write(db)?;
+    debug_point!("enqueue_begun", interruptible);
     let mut ids = vec![0; jobs.len()];
     let mut ready = Groups::default();
     let mut later = Vec::new();
@@ -103,7 +105,9 @@ pub fn enqueue(mut jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
     if !later.is_empty() {
         defer(db, later, &mut ids)?;
     }
+    debug_point!("enqueue_written", interruptible);
     end_write();
+    debug_point!("enqueue_ended", interruptible);
     let enqueued = |(at, id): (usize, i64)| match keyed.get(at) {
         Some(duplicate) if duplicate.is_duplicate => *duplicate,
         _ => Enqueued { id, is_duplicate: false },
@@ -141,6 +145,7 @@ fn take_keys(db: Db, now: i64, jobs: &mut [NewJob]) -> Result<Vec<Enqueued>> {
             Switched::Lost(holder) => Some(holder),
             Switched::Done | Switched::Busy => None,
         };
+        debug_point!("enqueue_key_taken", interruptible);
         for (nth, (_, at)) in same.iter().enumerate() {
             let is_duplicate = holder.is_some() || nth > 0;
             let id = holder.unwrap_or(id);
@@ -157,8 +162,8 @@ fn take_keys(db: Db, now: i64, jobs: &mut [NewJob]) -> Result<Vec<Enqueued>> {
     Ok(taken)
 }
 
-/// Writes the bodies of promoted jobs of one queue; their rows in `deferred_jobs` are the
-/// caller's to delete, in the same transaction and the same `begin_write`.
+/// Writes the bodies of promoted jobs of one queue; their rows elsewhere are the caller's to
+/// delete, in the same transaction and, if replay counts them, the same `begin_write`.
 pub fn promote(queue: &str, jobs: Vec<Promoted>) -> Result<()> {
     let db = attach()?;
     let now = xact::micros();
@@ -268,6 +273,7 @@ fn write_group(db: Db, group: &Group, now: i64, ids: &mut [i64]) -> Result<()> {
             placed.push(Placed { position, lane_id: grant.lane_id, job_id: *job_id, body: *body });
         }
         rest = behind;
+        debug_point!("enqueue_granted", interruptible);
     }
     if let Some(segment) = segment {
         body::write(segment, &placed)?;
@@ -316,6 +322,7 @@ fn write_lane(db: Db, group: &Group, id: i64) -> Result<()> {
     }
     reserve_log(1)?;
     lanes::write(id, &group.queue, group.priority, group.shard)?;
+    debug_point!("enqueue_lane_written", interruptible);
     WRITTEN.with_borrow_mut(|written| {
         if written.len() >= 64 {
             written.clear();
@@ -400,6 +407,7 @@ pub fn write_deferred(db: Db, rows: &[deferred::Deferred]) -> Result<()> {
         Ok(())
     })
     .map_err(capacity)?;
+    debug_point!("defer_noted", interruptible);
     deferred::write(rows)
 }
 

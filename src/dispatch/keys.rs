@@ -71,6 +71,16 @@ impl Switcher {
         }
     }
 
+    /// The job is forgotten in this state.
+    pub fn drop_key(&mut self, job_id: i64, body: &Body, state: State) -> Result<()> {
+        if let Some((key, mask)) = unique::of_body(body)
+            && mask.has(state)
+        {
+            self.keys()?.free(&key, job_id);
+        }
+        Ok(())
+    }
+
     /// The job comes to its end, which cannot be refused: a key that another job has got
     /// meanwhile stays there, and the job goes without from then on.
     pub fn end(&mut self, job_id: i64, body: &mut Body, from: State, to: State) -> Result<bool> {
@@ -85,10 +95,18 @@ impl Switcher {
     }
 }
 
+/// The key of a job, whether it holds it or not.
+pub fn of(body: &Body) -> Option<Vec<u8>> {
+    unique::of_body(body).map(|(key, _)| key)
+}
+
 /// The states in which the job holds its key; None: it has no key.
 pub fn mask(body: &Body) -> Option<Mask> {
     unique::of_body(body).map(|(_, mask)| mask)
 }
+
+/// Why a job was cancelled that was not claimed in time.
+pub const EXPIRED: &str = "it expired before it was claimed";
 
 /// Why a job was cancelled that nobody cancelled.
 pub fn reason(holder: i64) -> String {

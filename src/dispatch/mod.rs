@@ -6,6 +6,7 @@
 //! nothing; latches are set after its release.
 
 mod callbacks;
+pub mod cancel;
 pub mod check;
 pub mod claim;
 pub mod close;
@@ -15,6 +16,8 @@ pub mod keys;
 mod layout;
 mod place_check;
 pub mod replay;
+pub mod revive;
+pub mod seize;
 mod session;
 pub mod wait;
 
@@ -30,7 +33,7 @@ pub use callbacks::{install, probe_doubts, runtime_gone};
 pub use layout::{Capacities, Layout};
 pub use session::{
     attach, begin_write, capacity, confirm, end_write, is_waiting, leave_wait, log_act,
-    reserve_log, set_waiting, with_log, with_open,
+    log_written, reserve_log, set_waiting, with_log, with_open,
 };
 
 /// The number of the dispatcher lock in the tranche.

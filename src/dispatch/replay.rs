@@ -13,11 +13,12 @@ use crate::domain::dispatcher::{Full, LaneName, Restored};
 use crate::domain::entities::{Counts, Db, Doubt, Liveness, Phase, Runtime, position, split};
 use crate::domain::undo::{Act, End};
 use crate::error::{Error, Result};
+use crate::pg::debug_point::debug_point;
 use crate::pg::{catalog, guc, latch, lock, snapshot::Snapshot, xact};
 use crate::store::evidence::{self, ChunkEvidence, Detail, Evidence, Sight};
 use crate::store::lanes::LaneRow;
 use crate::store::outcome::Outcome;
-use crate::store::{chunks, deferred, epochs, lanes, queues, runtimes, segments};
+use crate::store::{attempts, chunks, deferred, epochs, lanes, queues, runtimes, segments};
 
 /// What a replay has found; `finish` lets claims go on with it, once the transaction that
 /// wrote the epoch has been committed and flushed.
@@ -91,8 +92,9 @@ pub fn run() -> Result<Option<Replayed>> {
     };
     restore_settings(db)?;
     restore_deferred(db, position(floor, 0))?;
+    let asked = attempts::asked()?;
     for (segment, known) in segments::read_known()?.into_iter().enumerate() {
-        let restored = Segment { db, segment: segment as u8, names: &names };
+        let restored = Segment { db, segment: segment as u8, names: &names, asked: &asked };
         if let Some(summary) = known.summary {
             restored.restore_summary(&summary);
             continue;
@@ -166,6 +168,7 @@ fn begin(db: Db) -> Result<()> {
     let (states, current) = segments::read_states()?;
     let block = chunks::fresh_block()?;
     super::with(|d| d.begin_rebuild(db, block, &states, current));
+    debug_point!("rebuild_begun", interruptible);
     wait_for_stragglers(db);
     Ok(())
 }
@@ -251,6 +254,8 @@ struct Segment<'a> {
     db: Db,
     segment: u8,
     names: &'a HashMap<i64, LaneRow>,
+    /// Attempts that were asked to stop; see `attempts::asked`.
+    asked: &'a HashMap<i64, Option<u32>>,
 }
 
 impl Segment<'_> {
@@ -275,6 +280,7 @@ impl Segment<'_> {
         self.restore_pending(evidence)?;
         self.restore_open(evidence)?;
         self.restore_released(evidence)?;
+        self.restore_withdrawn(evidence)?;
         self.restore_ends(&evidence::uncounted(&evidence.ends, counted))?;
         super::with(|d| {
             let entry = &mut d.base(db).segments[usize::from(segment)];
@@ -358,7 +364,10 @@ impl Segment<'_> {
             let known = claims.get(item.claim).copied().flatten();
             let deadline =
                 if item.deadline == i64::MAX { i64::MAX } else { item.deadline.max(earliest) };
-            let closer = item.closing.map(|(xid, ..)| xact::top_of(xid));
+            // Who asks for the end of an attempt holds it, as if to close it.
+            let asked = self.asked.get(&item.receipt).copied();
+            let asker = asked.flatten().filter(|_| item.closing.is_none());
+            let closer = item.closing.map(|(xid, ..)| xid).or(asker).map(xact::top_of);
             let claimer = header.xid.map(xact::top_of);
             let restored = super::with(|d| {
                 let claim = match known {
@@ -391,6 +400,13 @@ impl Segment<'_> {
             let (claim, at) = restored.map_err(capacity)?;
             if let Some(slot) = claims.get_mut(item.claim) {
                 *slot = Some(claim);
+            }
+            if asked == Some(None) {
+                super::with(|d| d.mark_asked(self.db, item.receipt));
+            }
+            if let Some(xid) = asker {
+                let (receipt, end) = (item.receipt, End::Asked);
+                self.restore_doubt(xid, Act::Close { item: at, receipt, end })?;
             }
             if let Some(closing) = item.closing {
                 self.restore_closing(closing, (at, item), &name, &mut releases)?;
@@ -438,6 +454,19 @@ impl Segment<'_> {
             }
         };
         self.restore_doubt(xid, Act::Close { item: at, receipt: item.receipt, end })
+    }
+
+    /// Waiting jobs that open transactions dispose of.
+    fn restore_withdrawn(&self, evidence: &Evidence) -> Result<()> {
+        for (xid, position, outcome) in &evidence.withdrawn {
+            let holder = xact::top_of(*xid);
+            let held = super::with(|d| d.restore_withdrawn(self.db, *position, holder));
+            let Some(release) = held.map_err(capacity)? else { continue };
+            let cancelled = *outcome == Outcome::Cancelled;
+            let act = Act::Withdraw { release, position: *position, cancelled };
+            self.restore_doubt(*xid, act)?;
+        }
+        Ok(())
     }
 
     fn restore_released(&self, evidence: &Evidence) -> Result<()> {

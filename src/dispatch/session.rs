@@ -115,6 +115,14 @@ pub fn begin_write(db: Db) -> Result<()> {
     Ok(())
 }
 
+/// Notes what was done to rows since `begin_write`. A rebuild that began meanwhile waits for
+/// them and holds it as a doubt, so the act is of the generation in which they were begun.
+pub fn log_written(dispatcher: &mut Dispatcher<'_>, db: Db, subxact: u32, act: Act) {
+    let begun = WRITING.get().filter(|(of, _)| *of == db).map(|(_, generation)| generation);
+    let generation = begun.unwrap_or(dispatcher.base(db).generation);
+    with_log(|log| dispatcher.note_since(db, generation, subxact, act, log));
+}
+
 /// The rows are written. Producing does not fail over a rebuild: in the worst case, another
 /// one follows the commit.
 pub fn end_write() {

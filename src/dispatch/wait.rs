@@ -1,7 +1,8 @@
 //! Waiting until a job is there.
 
-use super::session::{leave_wait, set_waiting, with_open};
+use super::session::{is_waiting, leave_wait, set_waiting, with_open};
 use crate::error::{Error, Result, SqlState};
+use crate::pg::debug_point::debug_point;
 use crate::pg::{latch, xact};
 use crate::store::queues::ensure_loaded;
 
@@ -24,7 +25,8 @@ pub fn is_available(queues: &[String]) -> Result<bool> {
 }
 
 /// Sleeps until a job was made ready in one of the queues, at most until `until`, and at
-/// most a second. Who returns without a job lets the next waiter have it, also by an error.
+/// most a second. Who was woken for a job and does not get to `done` lets the next waiter
+/// have it, also by an error.
 pub fn wait(queues: &[String], until: i64) -> Result<()> {
     for name in queues {
         // A queue that nobody has used is waited for all the same.
@@ -33,6 +35,7 @@ pub fn wait(queues: &[String], until: i64) -> Result<()> {
     let proc = latch::my_proc_number();
     // An abort finds us waiting from here on.
     xact::arm();
+    let was_waiting = is_waiting();
     set_waiting(true);
     let mut indexes = Vec::with_capacity(queues.len());
     let started = with_open(|d, db| {
@@ -43,18 +46,28 @@ pub fn wait(queues: &[String], until: i64) -> Result<()> {
         Ok(d.start_wait(proc, db, &indexes))
     })?;
     if !started.map_err(super::capacity)? {
-        set_waiting(false);
+        set_waiting(was_waiting);
         return Ok(());
     }
+    debug_point!("wait_started", interruptible);
     let pause = (until - xact::micros()).clamp(0, LOOK);
     // Rounded up, so that the last wait does not spin.
     latch::wait((pause as u64).div_ceil(1000));
-    let woken = super::with(|d| d.stop_wait(proc));
-    set_waiting(false);
+    let woken = super::with(|d| d.wake_up(proc));
+    set_waiting(woken);
     if !woken && latch::client_is_gone() {
         return Err(client_gone());
     }
+    debug_point!("wait_ended", interruptible);
     Ok(())
+}
+
+/// The job that this backend was woken for has been taken.
+pub fn done() {
+    if is_waiting() {
+        set_waiting(false);
+        super::with(|d| d.stop_wait(latch::my_proc_number()));
+    }
 }
 
 /// Sleeps without waiting for anything but the time.

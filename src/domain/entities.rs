@@ -6,6 +6,7 @@ use super::backoff::Backoff;
 use super::bits::{Bits, CHUNK_SIZE};
 use super::name::MAX_BYTES;
 use super::rate::Rate;
+use super::rescue::Passes;
 use super::table::{Entry, NIL, Table, mix};
 use super::wheel::{Timer, Timers, Wheel};
 
@@ -123,6 +124,11 @@ pub struct Database {
     pub worker: u32,
     /// The worker sleeps until then unless woken; MIN: it is awake.
     pub worker_sleeps_until: i64,
+    /// The halt of pruning that the worker obeys, and when it looked last.
+    pub halt_seen: Option<[u8; 16]>,
+    pub halt_seen_at: i64,
+    /// By `rescue::Kind`.
+    pub rescues: [Passes; 3],
     /// Times of priority ageing changed the choice of a lane.
     pub aged_claims: u64,
 }
@@ -422,6 +428,8 @@ pub struct Item {
     pub as_body: bool,
     /// Its body has a unique key, or may have one: who closes it has to look.
     pub keyed: bool,
+    /// It was asked to stop: any end but completion cancels its job.
+    pub asked: bool,
     /// Attempts used before this one, or AS_BODY.
     pub prior: i16,
     pub closer: u32,
@@ -430,6 +438,8 @@ pub struct Item {
     pub position: i64,
     /// Microseconds; MAX: none.
     pub deadline: i64,
+    /// No rescue looks at it before: it failed alone.
+    pub aside: i64,
     /// The neighbours in its claim.
     pub prev: u32,
     pub next: u32,
@@ -457,6 +467,19 @@ pub enum ReleaseState {
     Timed,
     /// Ready, in its lane.
     Returned,
+    /// Withdrawn by an open transaction.
+    Held,
+}
+
+/// Where a withdrawn job goes back to when its transaction rolls back.
+#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Home {
+    #[default]
+    Chunk,
+    Timer,
+    /// Among those that returned to the lane.
+    Lane,
 }
 
 /// Jobs of one chunk that became ready again together: same due time, same attempts.
@@ -478,6 +501,9 @@ pub struct Release {
     pub born: i64,
     /// It is popped before chunks with higher numbers; negative: before everything.
     pub after: i64,
+    /// Of a held one: where its job was, and the transaction that withdrew it.
+    pub home: Home,
+    pub holder: u32,
     /// The next in its lane.
     pub next: u32,
 }
@@ -497,6 +523,8 @@ impl Release {
             timer: Timer::stopped(due),
             born: due,
             after: 0,
+            home: Home::Chunk,
+            holder: 0,
             next: NIL,
         }
     }

@@ -13,6 +13,7 @@ pub mod name;
 pub mod page;
 pub mod rate;
 pub mod receipt;
+pub mod rescue;
 pub mod segments;
 pub mod table;
 pub mod undo;

@@ -12,6 +12,13 @@ pub enum BadName {
     ControlCharacter,
 }
 
+/// 64 bits of FNV-1a: so wide that two names in use have one hash as good as never.
+pub fn hash(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
 /// 1 to 200 characters, none of them control characters.
 pub fn check(name: &str) -> Result<(), BadName> {
     if name.is_empty() {

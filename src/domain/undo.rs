@@ -12,6 +12,8 @@ pub enum End {
     Undecided,
     /// It does not: the call could not close it now and left it open.
     Open,
+    /// It does not either, but is asked to stop.
+    Asked,
     Completed,
     Failed,
     Cancelled,
@@ -49,6 +51,12 @@ pub enum Act {
     /// A release was reserved for the Close entries that follow it.
     Release {
         release: u32,
+    },
+    /// A waiting job was taken out of its place into this release, to end unclaimed.
+    Withdraw {
+        release: u32,
+        position: i64,
+        cancelled: bool,
     },
     /// Rows were put into (or taken out of) `deferred_jobs`.
     Defer {
@@ -123,6 +131,7 @@ impl Act {
                 | Self::Claim { .. }
                 | Self::Close { .. }
                 | Self::Release { .. }
+                | Self::Withdraw { .. }
                 | Self::Defer { .. }
         )
     }

@@ -4,7 +4,7 @@ use super::{Context, Step, StepReport};
 use crate::error::{Error, Result, SqlState};
 use crate::pg::{guc, latch, worker};
 
-pub const STEP: Step = Step { name: "debug", activity: "awa: debug step", run };
+pub const STEP: Step = Step { name: "debug", activity: "awa: debug step", run, prunes: false };
 
 fn run(_context: &Context) -> Result<StepReport> {
     match guc::debug_step().as_deref() {

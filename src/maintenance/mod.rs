@@ -6,11 +6,13 @@
 //! not affected.
 #![deny(unsafe_code)]
 
+mod control;
 #[cfg(feature = "debug_points")]
 mod debug;
 mod promote;
 mod replay;
-mod rescue;
+pub mod rescue;
+mod retention;
 mod turnover;
 
 use core::time::Duration;
@@ -18,6 +20,7 @@ use std::time::Instant;
 
 use crate::dispatch;
 use crate::error::Result;
+use crate::pg::debug_point::debug_point;
 use crate::pg::{latch, xact};
 
 /// Where a step works.
@@ -43,22 +46,86 @@ pub struct Step {
     /// Shown in pg_stat_activity.
     pub activity: &'static str,
     pub run: fn(&Context) -> Result<StepReport>,
+    /// A halt of pruning stops it.
+    pub prunes: bool,
+}
+
+impl Step {
+    /// Does what is due. A test can stop a step that did something, before its commit, at
+    /// the point that is named after it.
+    pub fn perform(&self, context: &Context) -> Result<StepReport> {
+        if self.prunes && !control::may_prune()? {
+            return Ok(StepReport { did: 0, next: Some(control::LOOK) });
+        }
+        let report = (self.run)(context)?;
+        if report.did > 0 {
+            debug_point!(self.name, interruptible);
+        }
+        Ok(report)
+    }
 }
 
 /// All steps, in the order in which they run when several are due.
 pub static STEPS: &[Step] = &[
-    Step { name: "replay", activity: "awa: replay", run: replay::run },
-    Step { name: "doubts", activity: "awa: probe doubts", run: replay::probe_doubts },
-    Step { name: "receipts", activity: "awa: renew receipts", run: replay::renew_receipts },
-    Step { name: "fence", activity: "awa: fence silent runtimes", run: rescue::fence_silent },
-    Step { name: "return", activity: "awa: return released jobs", run: promote::return_released },
-    Step { name: "promote", activity: "awa: promote due jobs", run: promote::promote_due },
-    Step { name: "rescue_owner", activity: "awa: rescue orphans", run: rescue::rescue_orphans },
-    Step { name: "rescue_deadline", activity: "awa: rescue expired", run: rescue::rescue_expired },
-    Step { name: "rotate", activity: "awa: rotate segments", run: turnover::rotate },
-    Step { name: "count", activity: "awa: count ends", run: turnover::count },
-    Step { name: "list", activity: "awa: list sealed segments", run: turnover::list },
-    Step { name: "truncate", activity: "awa: truncate segments", run: turnover::truncate },
+    Step { name: "replay", activity: "awa: replay", run: replay::run, prunes: false },
+    Step {
+        name: "doubts",
+        activity: "awa: probe doubts",
+        run: replay::probe_doubts,
+        prunes: false,
+    },
+    Step {
+        name: "receipts",
+        activity: "awa: renew receipts",
+        run: replay::renew_receipts,
+        prunes: false,
+    },
+    Step {
+        name: "fence",
+        activity: "awa: fence silent runtimes",
+        run: rescue::fence_silent,
+        prunes: false,
+    },
+    Step {
+        name: "return",
+        activity: "awa: return released jobs",
+        run: promote::return_released,
+        prunes: false,
+    },
+    Step {
+        name: "promote",
+        activity: "awa: promote due jobs",
+        run: promote::promote_due,
+        prunes: false,
+    },
+    Step {
+        name: "rescue_owner",
+        activity: "awa: rescue orphans",
+        run: rescue::rescue_orphans,
+        prunes: false,
+    },
+    Step {
+        name: "rescue_deadline",
+        activity: "awa: rescue expired",
+        run: rescue::rescue_expired,
+        prunes: false,
+    },
+    Step { name: "control", activity: "awa: look for a halt", run: control::look, prunes: false },
+    Step {
+        name: "retention",
+        activity: "awa: forget failed jobs",
+        run: retention::clean_up,
+        prunes: true,
+    },
+    Step { name: "rotate", activity: "awa: rotate segments", run: turnover::rotate, prunes: true },
+    Step { name: "count", activity: "awa: count ends", run: turnover::count, prunes: true },
+    Step { name: "list", activity: "awa: list sealed segments", run: turnover::list, prunes: true },
+    Step {
+        name: "truncate",
+        activity: "awa: truncate segments",
+        run: turnover::truncate,
+        prunes: true,
+    },
     #[cfg(feature = "debug_points")]
     debug::STEP,
 ];
@@ -179,8 +246,8 @@ mod tests {
     }
 
     static TWO: &[Step] = &[
-        Step { name: "a", activity: "a", run: nothing },
-        Step { name: "b", activity: "b", run: nothing },
+        Step { name: "a", activity: "a", run: nothing, prunes: false },
+        Step { name: "b", activity: "b", run: nothing, prunes: false },
     ];
 
     fn done(next: Option<Duration>) -> Outcome {

@@ -10,9 +10,10 @@ use crate::dispatch::keys::{self, Patience, Switched, Switcher};
 use crate::domain::undo::Act;
 use crate::domain::unique::State;
 use crate::error::Result;
+use crate::pg::debug_point::debug_point;
 use crate::pg::{guc, xact};
 use crate::store::body::Body;
-use crate::store::deferred::{self, Deferred, Kind};
+use crate::store::deferred::{self, Deferred, Due, Kind};
 use crate::store::done::{self, Done};
 use crate::store::evidence::Ends;
 use crate::store::{history, queues};
@@ -27,7 +28,7 @@ pub fn return_released(_context: &Context) -> Result<StepReport> {
     Ok(StepReport { did: 0, next: more.then_some(Duration::ZERO) })
 }
 
-/// How long a job waits whose unique key an open transaction holds, microseconds.
+/// How long a job waits that an open transaction holds, or its unique key, microseconds.
 const AGAIN: i64 = 1_000_000;
 
 /// The unique keys of jobs that become available. A job that lost its key to another one is
@@ -49,6 +50,9 @@ impl PromotedKeys {
 
     /// The job back, if it may go on.
     fn switch(&mut self, mut job: Deferred) -> Result<Option<Deferred>> {
+        if job.body.expires_at.is_some_and(|at| at <= self.now) && job.body.attempts == 0 {
+            return self.expire(job);
+        }
         let from = match job.kind {
             Kind::Scheduled => State::Scheduled,
             Kind::Retryable => State::Retryable,
@@ -77,6 +81,24 @@ impl PromotedKeys {
             None => queues::read_held()?,
         };
         Ok(self.held.insert(held).contains(queue))
+    }
+
+    /// Nobody has claimed the job in time. None, or back for a while.
+    fn expire(&mut self, mut job: Deferred) -> Result<Option<Deferred>> {
+        let from = match job.kind {
+            Kind::Scheduled => State::Scheduled,
+            Kind::Retryable => State::Retryable,
+        };
+        let mut body = job.body;
+        if !self.is_held(&job.queue)?
+            && self.switcher.end(job.job_id, &mut body, from, State::Cancelled)?
+        {
+            self.cancel(job, body, keys::EXPIRED);
+        } else {
+            job.run_at = self.now + AGAIN;
+            self.undecided.push(job);
+        }
+        Ok(None)
     }
 
     fn cancel(&mut self, job: Deferred, mut body: Body, reason: &str) {
@@ -120,7 +142,7 @@ impl PromotedKeys {
             for ((queue, retryable), count) in &taken {
                 let queue = d.ensure_queue(db, queue)?;
                 let act = Act::Defer { queue, retryable: *retryable, count: -count, due: i64::MAX };
-                dispatch::log_act(d, db, subxact, act);
+                dispatch::log_written(d, db, subxact, act);
             }
             Ok(())
         })
@@ -141,9 +163,10 @@ pub fn promote_due(_context: &Context) -> Result<StepReport> {
     dispatch::with(|d| d.base(db).next_deferred = i64::MAX);
     let now = xact::micros();
     let limit = guc::promote_batch_size();
-    let due = deferred::read_due(now, limit)?;
+    let Due { jobs: due, any_held } = deferred::read_due(now, limit)?;
     let ids: Vec<i64> = due.iter().map(|job| job.job_id).collect();
-    let mut taken = deferred::delete(&ids)?;
+    let mut taken = deferred::take(&ids)?;
+    debug_point!("promote_taken", interruptible);
     taken.sort_unstable();
     let mut ready: BTreeMap<String, Vec<Promoted>> = BTreeMap::new();
     let mut counts: BTreeMap<(String, bool), i32> = BTreeMap::new();
@@ -176,13 +199,17 @@ pub fn promote_due(_context: &Context) -> Result<StepReport> {
         for ((queue, retryable), count) in &counts {
             let queue = d.ensure_queue(db, queue)?;
             let act = Act::Defer { queue, retryable: *retryable, count: -count, due: i64::MAX };
-            dispatch::log_act(d, db, subxact, act);
+            dispatch::log_written(d, db, subxact, act);
         }
         Ok(())
     })
     .map_err(dispatch::capacity)?;
     dispatch::end_write();
-    let next = deferred::next_run_at()?.unwrap_or(i64::MAX);
+    let mut next = deferred::next_run_at()?.unwrap_or(i64::MAX);
+    if any_held {
+        // Whoever holds them may let them go.
+        next = next.min(now + AGAIN);
+    }
     dispatch::with(|d| {
         let known = d.base(db).next_deferred;
         d.base(db).next_deferred = known.min(next);

@@ -220,7 +220,7 @@ fn try_truncate(db: Db, segment: u8, seen: &Segment) -> Result<bool> {
         }
         locked.push(*oid);
     }
-    debug_point!("truncate_locked");
+    debug_point!("truncate_locked", interruptible);
     let now = states(db)[usize::from(segment)];
     let same = now.state == SegmentState::Sealed
         && now.in_flight == 0

@@ -152,6 +152,12 @@ impl Call {
         self.get(i)
     }
 
+    /// A value of type `name`.
+    pub fn name(&self, i: usize) -> Option<String> {
+        // SAFETY: not null, and a name by declaration: NAMEDATALEN bytes that end in zeros.
+        self.raw(i).map(|datum| unsafe { datum::name_text(datum) })
+    }
+
     pub fn timestamp(&self, i: usize) -> Option<Timestamp> {
         self.get(i)
     }

@@ -95,6 +95,19 @@ pub fn own_bytes(datum: Datum) -> Vec<u8> {
     unsafe { FromDatum::from_datum(datum) }
 }
 
+/// A text of one of our own rows.
+pub fn own_text(datum: Datum) -> String {
+    // SAFETY: as above.
+    unsafe { FromDatum::from_datum(datum) }
+}
+
+/// A text[] of one of our own rows; NULL elements are left out.
+pub fn own_texts(datum: Datum) -> Vec<String> {
+    // SAFETY: as above.
+    let elements = unsafe { elements(datum, Element::TEXT) }.unwrap_or_default();
+    elements.into_iter().flatten().map(own_text).collect()
+}
+
 /// A bit(8) of one of our own rows.
 pub fn own_bits8(datum: Datum) -> Bits8 {
     // SAFETY: as above.
@@ -426,6 +439,15 @@ impl FromDatum for String {
     }
 }
 
+/// The text of a `name`.
+///
+/// # Safety
+/// `datum` is a name.
+pub(super) unsafe fn name_text(datum: Datum) -> String {
+    // SAFETY: a name is NUL-terminated within its 64 bytes (c.h, NameData).
+    unsafe { from_server(CStr::from_ptr(datum.cast_mut_ptr()).to_bytes()).into_owned() }
+}
+
 impl FromDatum for Vec<u8> {
     unsafe fn from_datum(datum: Datum) -> Self {
         // SAFETY: the caller vouches for a bytea, or another varlena.
@@ -570,7 +592,7 @@ pub(super) fn from_server(bytes: &[u8]) -> Cow<'_, str> {
 }
 
 /// A string to the database's encoding; raises where it has no such character.
-fn to_server(text: &str) -> &[u8] {
+pub(super) fn to_server(text: &str) -> &[u8] {
     if database_is_utf8() {
         return text.as_bytes();
     }

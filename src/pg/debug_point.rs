@@ -2,20 +2,25 @@
 //!
 //! A backend that arrives at an armed point counts itself and sleeps until the point
 //! is released. It uses no lock, no latch and raises nothing, so that points can stand
-//! in callbacks and under locks.
+//! in callbacks and under locks. Between two calls of the server, any of which could
+//! raise, a point may be `interruptible`: then a cancel is served right there, as it
+//! would be in a lock or a read that happened to wait.
 
 /// Stops here while a test has this point armed; nothing without the feature.
 #[cfg(feature = "debug_points")]
 #[allow(unused_macros)]
 macro_rules! debug_point {
-    ($name:literal) => {
-        $crate::pg::debug_point::reach($name)
+    ($name:expr) => {
+        $crate::pg::debug_point::reach($name, false)
+    };
+    ($name:expr, interruptible) => {
+        $crate::pg::debug_point::reach($name, true)
     };
 }
 #[cfg(not(feature = "debug_points"))]
 #[allow(unused_macros)]
 macro_rules! debug_point {
-    ($name:literal) => {};
+    ($name:expr $(, interruptible)?) => {};
 }
 #[allow(unused_imports)]
 pub(crate) use debug_point;
@@ -96,26 +101,44 @@ mod enabled {
     }
 
     /// What `debug_point!` calls.
-    pub fn reach(name: &str) {
+    pub fn reach(name: &str, interruptible: bool) {
         for point in points() {
             if point.armed.load(Ordering::Acquire) != 0 && point.is_called(name) {
-                stop_at(point);
+                stop_at(point, interruptible);
                 return;
             }
         }
     }
 
-    fn stop_at(point: &Point) {
+    fn stop_at(point: &Point, interruptible: bool) {
         let releases = point.releases.load(Ordering::Acquire);
-        point.waiting.fetch_add(1, Ordering::AcqRel);
-        while point.armed.load(Ordering::Acquire) != 0
-            && point.releases.load(Ordering::Acquire) == releases
-            && !must_leave()
-        {
-            // SAFETY: sleeps; a signal cuts it short.
-            unsafe { pg_sys::pg_usleep(1000) };
+        let holds = || {
+            point.armed.load(Ordering::Acquire) != 0
+                && point.releases.load(Ordering::Acquire) == releases
+                && !must_leave()
+        };
+        while holds() {
+            point.waiting.fetch_add(1, Ordering::AcqRel);
+            while holds() && !(interruptible && is_interrupted()) {
+                // SAFETY: sleeps; a signal cuts it short.
+                unsafe { pg_sys::pg_usleep(1000) };
+            }
+            // Before the interrupt: the end of the process would leave us counted.
+            point.waiting.fetch_sub(1, Ordering::AcqRel);
+            if interruptible {
+                pgrx::check_for_interrupts!();
+            }
         }
-        point.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether CHECK_FOR_INTERRUPTS would do something.
+    fn is_interrupted() -> bool {
+        // SAFETY: process-local flags.
+        unsafe {
+            pg_sys::InterruptPending != 0
+                && pg_sys::InterruptHoldoffCount == 0
+                && pg_sys::CritSectionCount == 0
+        }
     }
 
     /// When the postmaster died, or we are asked to terminate and may.

@@ -57,6 +57,7 @@ pub fn unlock(oid: u32, mode: LockMode) {
 
 /// Among advisory locks, but of a class that no SQL function takes (lockfuncs.c has 1 and 2).
 const KEY_CLASS: u16 = 0x6177;
+const EPOCH_CLASS: u16 = 0x6178;
 
 /// One key of this database, held by one backend at a time; given back when dropped.
 pub struct KeyLock {
@@ -95,6 +96,32 @@ pub fn hold_key(space: u32, hash: u32) {
 /// Takes the lock on a key to the end of the transaction if that needs no wait.
 pub fn try_hold_key(space: u32, hash: u32) -> bool {
     let tag = key_tag(space, hash);
+    // SAFETY: a well-formed tag.
+    let taken = unsafe { pg_sys::LockAcquire(&tag, LockMode::Exclusive as i32, false, true) };
+    taken != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+}
+
+/// Whether nobody else holds the lock on a key.
+pub fn is_key_free(space: u32, hash: u32) -> bool {
+    let tag = key_tag(space, hash);
+    // SAFETY: a well-formed tag; what was taken is given back.
+    unsafe {
+        let mode = LockMode::Exclusive as i32;
+        let taken = pg_sys::LockAcquire(&tag, mode, false, true);
+        let is_free = taken != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
+        if is_free {
+            pg_sys::LockRelease(&tag, mode, false);
+        }
+        is_free
+    }
+}
+
+/// As `try_hold_key`, on one of the epochs of `awa.recover`.
+pub fn try_hold_epoch(hash: u64) -> bool {
+    let tag = pg_sys::LOCKTAG {
+        locktag_field4: EPOCH_CLASS,
+        ..key_tag((hash >> 32) as u32, hash as u32)
+    };
     // SAFETY: a well-formed tag.
     let taken = unsafe { pg_sys::LockAcquire(&tag, LockMode::Exclusive as i32, false, true) };
     taken != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL

@@ -227,6 +227,15 @@ impl Spi {
         }
     }
 
+    /// Runs a command whose text is put together at run time, its names quoted by
+    /// `role::quoted`.
+    pub fn command(&self, sql: &str) -> Result<()> {
+        let text = CString::new(datum::to_server(sql))
+            .map_err(|_| Error::internal("command contains a null character"))?;
+        // SAFETY: a NUL-terminated text.
+        check(unsafe { pg_sys::SPI_execute(text.as_ptr(), false, 0) })
+    }
+
     /// Runs a statement and returns its rows.
     pub fn query(&self, sql: &'static str, args: &[Arg]) -> Result<Rows<'_>> {
         self.run(sql, args, 0)?;

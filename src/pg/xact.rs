@@ -124,6 +124,27 @@ unsafe extern "C-unwind" fn on_subxact(
     }
 }
 
+/// Runs `body` in a subtransaction: what it did is undone if it fails, by an error returned
+/// or raised, and the transaction goes on.
+pub fn attempt<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    // SAFETY: in a transaction; context and owner are put back as plpgsql does
+    // (exec_stmt_block, pl_exec.c), and an error is copied before it is undone.
+    unsafe {
+        let (context, owner) = (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner);
+        pg_sys::BeginInternalSubTransaction(ptr::null());
+        pg_sys::CurrentMemoryContext = context;
+        let outcome = boundary::catch(body);
+        pg_sys::CurrentMemoryContext = context;
+        match &outcome {
+            Ok(_) => pg_sys::ReleaseCurrentSubTransaction(),
+            Err(_) => pg_sys::RollbackAndReleaseCurrentSubTransaction(),
+        }
+        pg_sys::CurrentMemoryContext = context;
+        pg_sys::CurrentResourceOwner = owner;
+        outcome
+    }
+}
+
 /// The top transaction's id, assigned if need be.
 pub fn top_xid() -> u32 {
     // SAFETY: raises where no id can be assigned.

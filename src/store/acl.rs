@@ -1,9 +1,10 @@
 //! The access lists of queues.
 
-use crate::error::Result;
+use crate::error::{Error, Result, SqlState};
 use crate::pg::heap::Table;
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
+use crate::pg::spi::{self, Arg};
 use crate::pg::{catalog, role, xact};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +16,40 @@ pub enum Profile {
 }
 
 impl Profile {
+    pub fn parse(name: &str) -> Option<Self> {
+        Some(match name {
+            "producer" => Self::Producer,
+            "worker" => Self::Worker,
+            "operator" => Self::Operator,
+            "reader" => Self::Reader,
+            _ => return None,
+        })
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Producer => "producer",
+            Self::Worker => "worker",
+            Self::Operator => "operator",
+            Self::Reader => "reader",
+        }
+    }
+
+    /// The routines that a role with the profile may execute.
+    fn may_call(self, routine: &str) -> bool {
+        match self {
+            Self::Producer => PRODUCE.contains(&routine),
+            Self::Worker => WORK.contains(&routine),
+            Self::Reader => READ.contains(&routine),
+            Self::Operator => !RESERVED.contains(&routine),
+        }
+    }
+
+    /// Whether the views are for it.
+    fn may_read(self) -> bool {
+        matches!(self, Self::Reader | Self::Operator)
+    }
+
     fn is_named(self, name: &str) -> bool {
         // An operator may do everything that the others may.
         name == "operator"
@@ -27,11 +62,85 @@ impl Profile {
     }
 }
 
+const PRODUCE: &[&str] =
+    &["insert_job", "insert_jobs", "insert_jobs_compat_batch", "insert_job_compat", "get_result"];
+
+const WORK: &[&str] = &[
+    "register_runtime",
+    "heartbeat",
+    "deregister_runtime",
+    "claim",
+    "claim_from",
+    "wait_for_jobs",
+    "claim_outcome",
+    "complete",
+    "complete_many",
+    "complete_and_claim",
+    "fail",
+    "snooze",
+    "release",
+    "cancel_attempt",
+    "cancel_requested",
+    "extend",
+    "set_progress",
+    "register_callback",
+    "wait_for_callback",
+    "complete_external",
+    "fail_external",
+    "retry_external",
+    "resume_external",
+    "heartbeat_callback",
+    "cancel_callback",
+    "callback_result",
+    "recover",
+];
+
+/// Views call functions as who reads them.
+const READ: &[&str] = &[
+    "jobs_rows",
+    "terminal_rows",
+    "queue_stats_rows",
+    "dlq_rows",
+    "metrics_rows",
+    "get_job",
+    "list_jobs",
+    "dump_job",
+    "job_attempts",
+    "get_result",
+    "next_fires",
+    "runtime_control_status",
+    "preview_batch_operation",
+];
+
+/// For the owner and superusers; the last three are called by triggers and the install script.
+const RESERVED: &[&str] = &[
+    "grant_access",
+    "revoke_access",
+    "rebuild",
+    "foreign_rows",
+    "replace_segment",
+    "require_preload",
+];
+
 fn covers(pattern: &str, queue: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(prefix) => queue.starts_with(prefix),
         None => pattern == queue,
     }
+}
+
+/// Whether the current user, or a role whose privileges it has, has one of the profiles.
+pub fn has_any(profiles: &[Profile]) -> Result<bool> {
+    let user = xact::user_id();
+    let mut found = false;
+    let table = Table::open(catalog::relation("queue_acl")?, LockMode::AccessShare);
+    table.scan(Snapshot::SelfNow, |row| {
+        let named = row.text(2).is_some_and(|name| profiles.iter().any(|p| p.is_named(&name)));
+        found = named && role::has_privileges_of(user, row.oid(1).unwrap_or(0));
+        Ok(!found)
+    })?;
+    table.close_release_lock();
+    Ok(found)
 }
 
 /// Whether a list entry of the current user, or of a role whose privileges it has, covers
@@ -49,4 +158,70 @@ pub fn allows(queue: &str, profile: Profile) -> Result<bool> {
     })?;
     table.close_release_lock();
     Ok(allowed)
+}
+
+const ROUTINES: &str = "
+SELECT proname::pg_catalog.text, oid::pg_catalog.regprocedure::pg_catalog.text
+FROM pg_catalog.pg_proc
+WHERE pronamespace OPERATOR(pg_catalog.=) 'awa'::pg_catalog.regnamespace
+ORDER BY 1";
+
+const VIEWS: &str = "
+SELECT oid::pg_catalog.regclass::pg_catalog.text FROM pg_catalog.pg_class
+WHERE relnamespace OPERATOR(pg_catalog.=) 'awa'::pg_catalog.regnamespace
+  AND relkind OPERATOR(pg_catalog.=) 'v'
+ORDER BY 1";
+
+/// Roles that were dropped have no place in the list: their oids may come again.
+const SWEEP: &str = "
+DELETE FROM awa.queue_acl AS a WHERE NOT EXISTS (
+    SELECT FROM pg_catalog.pg_roles AS r
+    WHERE r.oid OPERATOR(pg_catalog.=) a.role::pg_catalog.oid)";
+
+const INSERT: &str = "
+INSERT INTO awa.queue_acl (role, profile, queue)
+SELECT $1::pg_catalog.oid::pg_catalog.regrole, $2, pattern FROM pg_catalog.unnest($3) AS pattern
+ON CONFLICT DO NOTHING";
+
+const DELETE: &str = "DELETE FROM awa.queue_acl WHERE role::pg_catalog.oid OPERATOR(pg_catalog.=) $1::pg_catalog.oid";
+
+fn find_role(name: &str) -> Result<(u32, String)> {
+    role::find(name).and_then(|oid| Some((oid, role::quoted(oid)?))).ok_or_else(|| {
+        Error::new(SqlState::UNDEFINED_OBJECT, format!("role \"{name}\" does not exist"))
+    })
+}
+
+/// Lets the role call what its profile needs, on queues that the patterns name.
+pub fn grant(role: &str, profile: Profile, patterns: &[String]) -> Result<()> {
+    let (oid, quoted) = find_role(role)?;
+    spi::as_owner(|spi| {
+        spi.execute(SWEEP, &[])?;
+        let args = [Arg::of(i64::from(oid)), Arg::of(profile.name()), Arg::text_array(patterns)];
+        spi.execute(INSERT, &args)?;
+        let routines = spi.query(ROUTINES, &[])?.collect(|row| {
+            let name = row.text(1).unwrap_or_default();
+            Ok(profile.may_call(&name).then(|| row.text(2).unwrap_or_default()))
+        })?;
+        let routines: Vec<String> = routines.into_iter().flatten().collect();
+        spi.command(&format!("GRANT USAGE ON SCHEMA awa TO {quoted}"))?;
+        spi.command(&format!("GRANT EXECUTE ON ROUTINE {} TO {quoted}", routines.join(", ")))?;
+        if profile.may_read() {
+            let views: Vec<String> =
+                spi.query(VIEWS, &[])?.collect(|row| Ok(row.text(1).unwrap_or_default()))?;
+            spi.command(&format!("GRANT SELECT ON {} TO {quoted}", views.join(", ")))?;
+        }
+        Ok(())
+    })
+}
+
+/// Leaves the role nothing in the schema.
+pub fn revoke(role: &str) -> Result<()> {
+    let (oid, quoted) = find_role(role)?;
+    spi::as_owner(|spi| {
+        spi.execute(DELETE, &[Arg::of(i64::from(oid))])?;
+        for objects in ["ALL ROUTINES IN SCHEMA awa", "ALL TABLES IN SCHEMA awa", "SCHEMA awa"] {
+            spi.command(&format!("REVOKE ALL ON {objects} FROM {quoted}"))?;
+        }
+        Ok(())
+    })
 }

@@ -222,6 +222,34 @@ pub fn find(segment: u8, job_id: i64, snapshot: Snapshot) -> Result<Vec<Placed>>
     Ok(found)
 }
 
+/// The id of the job at a position; None: there is none.
+pub fn job_id_at(segment: u8, position: i64) -> Result<Option<i64>> {
+    let mut job_id = None;
+    let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::AccessShare);
+    let index = catalog::leaf_index(LeafIndex::Position, segment)?;
+    table.index_range(index, position, position, Snapshot::SelfNow, |row| {
+        job_id = Some(row.i64(column::JOB_ID).unwrap_or(position));
+        Ok(true)
+    })?;
+    table.close_release_lock();
+    Ok(job_id)
+}
+
+/// The transaction that wrote a body, as far as the row tells.
+pub fn writer(segment: u8, job_id: i64, position: i64) -> Result<Option<u32>> {
+    let mut writer = None;
+    let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::AccessShare);
+    let index = catalog::leaf_index(LeafIndex::Position, segment)?;
+    table.index_range(index, position, position, Snapshot::SelfNow, |row| {
+        if row.i64(column::JOB_ID).unwrap_or(position) == job_id {
+            writer = Some(row.xmin());
+        }
+        Ok(true)
+    })?;
+    table.close_release_lock();
+    Ok(writer)
+}
+
 /// The bodies at these positions of one segment, in the order asked for.
 ///
 /// The dispatcher has proved that their transactions committed, hence SnapshotSelf: the row

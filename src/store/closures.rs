@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::pg::catalog::{self, Leaf};
-use crate::pg::datum::{Char, Datum, Timestamp, ToDatum};
+use crate::pg::datum::{self, Char, Datum, Timestamp, ToDatum};
 use crate::pg::heap::Table;
 use crate::pg::lock::LockMode;
 
@@ -30,6 +30,29 @@ pub struct NewClosure<'a> {
     pub outcome: Outcome,
     pub error: Option<&'a str>,
     pub result: Option<Datum>,
+}
+
+/// Appends a closure of jobs that no attempt had.
+pub fn write_unclaimed(
+    segment: u8,
+    positions: &[i64],
+    closed_at: i64,
+    outcome: Outcome,
+    error: Option<&str>,
+) -> Result<()> {
+    let table = Table::open(catalog::leaf(Leaf::Closures, segment)?, LockMode::RowExclusive);
+    table.insert(&[
+        None,
+        Some(Timestamp(closed_at).to_datum()),
+        None,
+        Some(Char(outcome.code()).to_datum()),
+        None,
+        Some(datum::bigint_array(positions)),
+        error.map(ToDatum::to_datum),
+        None,
+    ])?;
+    table.close_keep_lock();
+    Ok(())
 }
 
 /// Appends closures to the segment that holds the bodies.

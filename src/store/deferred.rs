@@ -7,7 +7,7 @@ use crate::pg::datum::{Datum, Timestamp, ToDatum};
 use crate::pg::heap::{Fate, Row, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
-use crate::pg::spi;
+use crate::pg::{spi, xact};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
@@ -115,25 +115,45 @@ pub fn write(jobs: &[Deferred]) -> Result<()> {
     Ok(())
 }
 
+/// Jobs whose time has come.
+#[derive(Default)]
+pub struct Due {
+    pub jobs: Vec<Deferred>,
+    /// Some are left out, since open transactions of others have deleted them.
+    pub any_held: bool,
+}
+
 /// Up to `limit` jobs that are due, by time.
-pub fn read_due(now: i64, limit: usize) -> Result<Vec<Deferred>> {
-    let mut due = Vec::new();
+pub fn read_due(now: i64, limit: usize) -> Result<Due> {
+    let mut due = Due::default();
     let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
     let index = catalog::relation("deferred_jobs_run_at")?;
     table.index_range(index, i64::MIN, now, Snapshot::SelfNow, |row| {
-        due.push(Deferred::from_row(row)?);
-        Ok(due.len() < limit)
+        if is_held(row) {
+            due.any_held = true;
+        } else {
+            due.jobs.push(Deferred::from_row(row)?);
+        }
+        Ok(due.jobs.len() < limit)
     })?;
     table.close_release_lock();
     Ok(due)
 }
 
-/// When the next job is due after those that are; None: none waits.
+/// Whether an open transaction of somebody else has deleted the row.
+fn is_held(row: &Row) -> bool {
+    matches!(row.deleter(), Some(Fate::InProgress(xid)) if !xact::is_current(xid))
+}
+
+/// When the next job is due that nobody holds; None: none waits.
 pub fn next_run_at() -> Result<Option<i64>> {
     let mut next = None;
     let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
     let index = catalog::relation("deferred_jobs_run_at")?;
     table.index_range(index, i64::MIN, i64::MAX, Snapshot::SelfNow, |row| {
+        if is_held(row) {
+            return Ok(true);
+        }
         next = row.micros(3);
         Ok(false)
     })?;
@@ -142,15 +162,27 @@ pub fn next_run_at() -> Result<Option<i64>> {
 }
 
 const DELETE: &str = "
-DELETE FROM awa.deferred_jobs WHERE job_id OPERATOR(pg_catalog.=) ANY ($1) RETURNING job_id";
+DELETE FROM awa.deferred_jobs WHERE job_id OPERATOR(pg_catalog.=) $1";
 
-/// Takes jobs out, and tells which: another transaction may have been faster.
-pub fn delete(job_ids: &[i64]) -> Result<Vec<i64>> {
+/// Takes a job out; false when another transaction was faster, whose end is waited for.
+pub fn delete(job_id: i64) -> Result<bool> {
+    Ok(spi::as_owner(|spi| spi.execute(DELETE, &[spi::Arg::of(job_id)]))? > 0)
+}
+
+const TAKE: &str = "
+DELETE FROM awa.deferred_jobs WHERE job_id OPERATOR(pg_catalog.=) ANY (ARRAY(
+    SELECT job_id FROM awa.deferred_jobs WHERE job_id OPERATOR(pg_catalog.=) ANY ($1)
+    FOR UPDATE SKIP LOCKED))
+RETURNING job_id";
+
+/// Takes out those that nobody else is taking out, and tells which: maintenance waits for
+/// no client.
+pub fn take(job_ids: &[i64]) -> Result<Vec<i64>> {
     if job_ids.is_empty() {
         return Ok(Vec::new());
     }
     spi::as_owner(|spi| {
-        let rows = spi.query(DELETE, &[spi::Arg::bigint_array(job_ids)])?;
+        let rows = spi.query(TAKE, &[spi::Arg::bigint_array(job_ids)])?;
         rows.collect(|row| row.i64(1).ok_or_else(|| Error::internal("a job id is null")))
     })
 }

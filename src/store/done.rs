@@ -6,6 +6,7 @@ use crate::pg::datum::{Datum, Timestamp, ToDatum};
 use crate::pg::heap::{Row, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
+use crate::pg::spi;
 
 use super::body::Body;
 
@@ -96,6 +97,33 @@ pub fn write(jobs: &[Done]) -> Result<()> {
     }
     table.close_keep_lock();
     Ok(())
+}
+
+/// Up to `limit` of the jobs that came to their end until then, oldest first.
+pub fn read_until(until: i64, limit: usize, is_it: impl Fn(&Done) -> bool) -> Result<Vec<Done>> {
+    let mut found = Vec::new();
+    let table = Table::open(catalog::relation("done_entries")?, LockMode::AccessShare);
+    let index = catalog::relation("done_entries_finalized_at")?;
+    table.index_range(index, i64::MIN, until, Snapshot::SelfNow, |row| {
+        found.extend(Some(Done::from_row(row)?).filter(|row| is_it(row)));
+        Ok(found.len() < limit)
+    })?;
+    table.close_release_lock();
+    Ok(found)
+}
+
+const DELETE: &str = "
+DELETE FROM awa.done_entries WHERE job_id OPERATOR(pg_catalog.=) ANY ($1) RETURNING job_id";
+
+/// Takes jobs out, and tells which: another transaction may have been faster.
+pub fn delete(job_ids: &[i64]) -> Result<Vec<i64>> {
+    if job_ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    spi::as_owner(|spi| {
+        let rows = spi.query(DELETE, &[spi::Arg::bigint_array(job_ids)])?;
+        rows.collect(|row| row.i64(1).ok_or_else(|| Error::internal("a job id is null")))
+    })
 }
 
 pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Done>> {

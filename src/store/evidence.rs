@@ -52,6 +52,8 @@ pub struct ChunkEvidence {
     pub released: Bits,
     /// Bodies of transactions whose end is open.
     pub pending: u16,
+    /// Waiting jobs that transactions whose end is open dispose of.
+    pub withdrawn: Bits,
 }
 
 impl Evidence {
@@ -92,6 +94,7 @@ impl ChunkEvidence {
             && self.disposed.is_empty()
             && self.open.is_empty()
             && self.released.is_empty()
+            && self.withdrawn.is_empty()
     }
 
     pub fn live(&self) -> u16 {
@@ -191,6 +194,8 @@ pub struct Evidence {
     pub attempts: HashMap<i64, Vec<AttemptEnd>>,
     /// Positions of bodies of transactions whose end is open.
     pub pending: Vec<(u32, i64)>,
+    /// Positions of waiting jobs that such transactions dispose of.
+    pub withdrawn: Vec<(u32, i64, Outcome)>,
     pub bodies: u64,
     pub disposed: u64,
     pub last_end: i64,
@@ -209,6 +214,20 @@ struct Closure {
     xid: Option<u32>,
     error: Option<String>,
     result: Option<String>,
+}
+
+/// The end of a job that no attempt had.
+struct Unclaimed {
+    position: i64,
+    outcome: Outcome,
+    /// Of the transaction that wrote it, while its end is open.
+    xid: Option<u32>,
+}
+
+struct Closures {
+    /// By claim.
+    claimed: HashMap<i64, Vec<Closure>>,
+    unclaimed: Vec<Unclaimed>,
 }
 
 impl Closure {
@@ -295,16 +314,21 @@ pub fn read_with(
     // Closures first, bodies last: what is closed was claimed before, what is claimed was
     // written before, so a row that arrives between the scans is never half of a pair whose
     // other half is missed in the wrong direction.
-    let closures = read_closures(segment, sight, detail, below, &mut evidence)?;
+    let Closures { claimed, unclaimed } =
+        read_closures(segment, sight, detail, below, &mut evidence)?;
     let rows = read_claims(segment, sight, &mut evidence)?;
     for row in &rows {
-        weigh_claim(row, &closures, detail, below, &mut evidence);
+        weigh_claim(row, &claimed, detail, below, &mut evidence);
+    }
+    for end in &unclaimed {
+        weigh_unclaimed(end, &mut evidence);
     }
     match directory {
         Some(chunks) => list_bodies(chunks, &mut evidence),
         None => read_bodies(segment, sight, below, &mut evidence)?,
     }
     find_orphans(&mut evidence);
+    count_unclaimed(&unclaimed, &mut evidence);
     for chunk in evidence.chunks.values() {
         let disposed = chunk.bodies.iter().filter(|bit| chunk.disposed.contains(*bit)).count();
         evidence.disposed += disposed as u64;
@@ -317,14 +341,44 @@ pub fn read_job(segment: u8, snapshot: Snapshot, position: i64) -> Result<Eviden
     let sight = Sight::Seen(snapshot);
     let detail = Detail::Of(position);
     let mut evidence = Evidence::default();
-    let closures = read_closures(segment, sight, detail, i64::MAX, &mut evidence)?;
+    let Closures { claimed: closures, unclaimed } =
+        read_closures(segment, sight, detail, i64::MAX, &mut evidence)?;
     for row in &read_claims(segment, sight, &mut evidence)? {
         let names_it = row.positions.as_ref().unwrap_or(&row.job_ids).contains(&position);
         if names_it {
             weigh_claim(row, &closures, detail, i64::MAX, &mut evidence);
         }
     }
+    for end in unclaimed.iter().filter(|end| end.position == position) {
+        weigh_unclaimed(end, &mut evidence);
+    }
     Ok(evidence)
+}
+
+/// A waiting job comes to its end. It is not released any more, and never claimed again.
+fn weigh_unclaimed(end: &Unclaimed, evidence: &mut Evidence) {
+    let (number, offset) = split(end.position);
+    match end.xid {
+        Some(xid) => {
+            evidence.chunks.entry(number).or_default().withdrawn.insert(offset);
+            evidence.withdrawn.push((xid, end.position, end.outcome));
+        }
+        None => {
+            dispose(evidence, end.position, end.outcome);
+            evidence.chunks.entry(number).or_default().released.remove(offset);
+            evidence.released.remove(&end.position);
+        }
+    }
+}
+
+/// Bodies tell the lanes of jobs that were never claimed.
+fn count_unclaimed(unclaimed: &[Unclaimed], evidence: &mut Evidence) {
+    for end in unclaimed.iter().filter(|end| end.xid.is_none()) {
+        let Some(chunk) = evidence.chunks.get(&split(end.position).0) else { continue };
+        if end.outcome == Outcome::Cancelled {
+            evidence.ends.entry(chunk.lane_id).or_default().cancelled += 1;
+        }
+    }
 }
 
 fn read_closures(
@@ -333,9 +387,10 @@ fn read_closures(
     detail: Detail,
     below: i64,
     evidence: &mut Evidence,
-) -> Result<HashMap<i64, Vec<Closure>>> {
+) -> Result<Closures> {
     use closures::column as c;
     let mut closures: HashMap<i64, Vec<Closure>> = HashMap::new();
+    let mut unclaimed = Vec::new();
     let table = Table::open(catalog::leaf(Leaf::Closures, segment)?, LockMode::AccessShare);
     table.scan(snapshot(sight), |row| {
         let Some(xid) = standing(row, sight, evidence) else { return Ok(true) };
@@ -348,8 +403,8 @@ fn read_closures(
         }
         let Some(claim) = row.i64(c::CLAIM_ID) else {
             for position in row.i64_array(c::POSITIONS)?.unwrap_or_default() {
-                if position < below && xid.is_none() {
-                    dispose(evidence, position, outcome);
+                if position < below {
+                    unclaimed.push(Unclaimed { position, outcome, xid });
                 }
             }
             return Ok(true);
@@ -369,7 +424,7 @@ fn read_closures(
         Ok(true)
     })?;
     table.close_release_lock();
-    Ok(closures)
+    Ok(Closures { claimed: closures, unclaimed })
 }
 
 fn read_claims(segment: u8, sight: Sight, evidence: &mut Evidence) -> Result<Vec<ClaimRow>> {

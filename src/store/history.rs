@@ -33,11 +33,17 @@ pub fn entry(attempt: i16, at: i64, error: &str) -> Value {
     json!({ "attempt": attempt, "at": clock::iso(at), "error": cut(error) })
 }
 
+/// The errors in a history.
+pub fn entries(history: Option<Datum>) -> Vec<Value> {
+    match history.map(datum::own_json).as_mut().and_then(|value| value.get_mut("errors")) {
+        Some(Value::Array(errors)) => core::mem::take(errors),
+        _ => Vec::new(),
+    }
+}
+
 /// The errors in a history, as JSON texts.
 pub fn errors(history: Option<Datum>) -> Vec<String> {
-    let value = history.map(datum::own_json).unwrap_or(Value::Null);
-    let errors = value.get("errors").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    errors.iter().map(Value::to_string).collect()
+    entries(history).iter().map(Value::to_string).collect()
 }
 
 /// A text that `text` columns and JSON can hold, of bounded length.

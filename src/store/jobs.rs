@@ -10,6 +10,7 @@ use super::outcome::Outcome;
 use super::{deferred, done, history};
 use crate::domain::entities::{SEGMENTS, split};
 use crate::error::Result;
+use crate::pg::datum::Datum;
 use crate::pg::snapshot::Snapshot;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,24 @@ pub enum State {
     Retryable,
     Failed,
     Cancelled,
+}
+
+impl State {
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Scheduled => "scheduled",
+            Self::Available => "available",
+            Self::Running => "running",
+            Self::Completed => "completed",
+            Self::Retryable => "retryable",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    pub fn is_terminal(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
+    }
 }
 
 pub struct Job {
@@ -39,6 +58,8 @@ pub struct Job {
     pub finalized_at: Option<i64>,
     /// JSON texts, oldest first.
     pub errors: Vec<String>,
+    /// Of a completed one: the text of the jsonb.
+    pub result: Option<String>,
     pub body: Body,
 }
 
@@ -49,6 +70,18 @@ fn errors(body: &Body, ends: &[AttemptEnd]) -> Vec<String> {
         Some(history::entry(end.attempt, end.closed_at, error).to_string())
     }));
     errors
+}
+
+/// The history of a job with the errors of its attempts in its segment, which are in no body
+/// yet.
+pub fn errors_so_far(segment: u8, placed: &Placed) -> Result<Option<Datum>> {
+    let evidence = evidence::read_job(segment, Snapshot::SelfNow, placed.position)?;
+    let ends = evidence.attempts.get(&placed.position).map_or(&[][..], Vec::as_slice);
+    let mut history = placed.body.history;
+    for end in ends {
+        history = history::with_error(history, end.attempt, end.closed_at, end.error.as_deref());
+    }
+    Ok(history)
 }
 
 /// A body in a segment as a job; None when the segment is done with it and another table has
@@ -77,6 +110,7 @@ fn weigh(
         attempted_at: last.map(|end| end.claimed_at),
         finalized_at: None,
         errors: errors(&placed.body, ends),
+        result: None,
         body: placed.body,
     };
     if chunk.disposed.contains(offset) {
@@ -84,6 +118,7 @@ fn weigh(
         job.state = State::Completed;
         job.attempt = last.attempt;
         job.finalized_at = Some(last.closed_at);
+        job.result = last.result.clone();
     } else if let Some(item) = open.get(&placed.position).and_then(|at| evidence.open.get(*at)) {
         job.state = State::Running;
         job.attempt = item.attempt;
@@ -137,6 +172,7 @@ fn of_deferred(row: deferred::Deferred) -> Job {
         attempted_at: None,
         finalized_at: None,
         errors: errors(&row.body, &[]),
+        result: None,
         body: row.body,
     }
 }
@@ -155,6 +191,7 @@ fn of_done(row: done::Done) -> Job {
         attempted_at: row.attempted_at,
         finalized_at: Some(row.finalized_at),
         errors: errors(&row.body, &[]),
+        result: None,
         body: row.body,
     }
 }

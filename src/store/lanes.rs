@@ -36,6 +36,18 @@ pub fn find(queue: &str, priority: u8, shard: u8) -> Result<Option<i64>> {
     Ok(found)
 }
 
+/// Whether the queue has a lane, of any priority.
+pub fn exists(queue: &str) -> Result<bool> {
+    let mut found = false;
+    let table = Table::open(catalog::relation("queue_lanes")?, LockMode::AccessShare);
+    table.index_text(catalog::relation("queue_lanes_queue")?, queue, Snapshot::SelfNow, |_| {
+        found = true;
+        Ok(false)
+    })?;
+    table.close_release_lock();
+    Ok(found)
+}
+
 /// Writes the row of a lane that is not known to be durable.
 pub fn write(id: i64, queue: &str, priority: u8, shard: u8) -> Result<()> {
     let table = Table::open(catalog::relation("queue_lanes")?, LockMode::RowExclusive);

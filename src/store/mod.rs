@@ -2,10 +2,12 @@
 //! stands beside the function that runs it, for everything else.
 
 pub mod acl;
+pub mod attempts;
 pub mod body;
 pub mod chunks;
 pub mod claims;
 pub mod closures;
+pub mod controls;
 pub mod deferred;
 pub mod done;
 pub mod epochs;
@@ -15,7 +17,9 @@ pub mod jobs;
 pub mod lanes;
 pub mod outcome;
 pub mod queues;
+pub mod recoveries;
 pub mod runtimes;
 pub mod segments;
 pub mod settings;
+pub mod timeline;
 pub mod unique;

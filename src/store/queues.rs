@@ -1,18 +1,21 @@
 //! Queues: settings, pauses, totals.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use serde_json::Value;
 
 use crate::domain::dispatcher::Dispatcher;
-use crate::domain::entities::{Db, QueueSettings};
+use crate::domain::entities::{Counts, Db, QueueSettings};
+use crate::domain::table::NIL;
 use crate::domain::undo::Act;
 use crate::error::{Error, Result, SqlState};
+use crate::pg::datum::ToDatum;
 use crate::pg::heap::{Fate, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::{catalog, latch, spi, xact};
 use crate::store::evidence::Ends;
+use crate::store::lanes;
 use crate::{dispatch, store::settings};
 
 pub struct QueueRow {
@@ -101,6 +104,44 @@ pub fn create(name: &str) -> Result<()> {
     note_change(db, name)
 }
 
+const CONFIGURE: &str = "
+INSERT INTO awa.queues AS q (queue, settings, created_at,
+                             completed_total, failed_total, cancelled_total)
+VALUES ($1, pg_catalog.jsonb_strip_nulls($2), pg_catalog.clock_timestamp(), 0, 0, 0)
+ON CONFLICT (queue) DO UPDATE SET
+    settings = pg_catalog.jsonb_strip_nulls(q.settings OPERATOR(pg_catalog.||) $2)
+RETURNING q.settings";
+
+/// Changes settings of a queue with this transaction, and returns all that its row says.
+///
+/// * `changes` - null: the row shall not say it any more
+pub fn configure(name: &str, changes: &Value) -> Result<Value> {
+    let (db, _) = ensure_loaded(name)?;
+    dispatch::reserve_log(1)?;
+    let stored = spi::as_owner(|spi| {
+        let args = [spi::Arg::of(name), spi::Arg::jsonb(Some(changes.clone().to_datum()))];
+        spi.query_one(CONFIGURE, &args, |row| Ok(row.json(1)))
+    })?;
+    note_change(db, name)?;
+    Ok(stored.flatten().unwrap_or(Value::Null))
+}
+
+/// How long queues keep failed and cancelled jobs, where they differ from the server's
+/// setting; see `settings::failed_retention`.
+pub fn failed_retentions() -> Result<HashMap<String, i64>> {
+    let mut kept = HashMap::new();
+    let table = Table::open(catalog::relation("queues")?, LockMode::AccessShare);
+    table.scan(Snapshot::SelfNow, |row| {
+        let own = row.json(2).as_ref().and_then(settings::failed_retention);
+        if let (Some(queue), Some(own)) = (row.text(1), own) {
+            kept.insert(queue, own);
+        }
+        Ok(true)
+    })?;
+    table.close_release_lock();
+    Ok(kept)
+}
+
 /// Memory reads the row again once this transaction has committed.
 fn note_change(db: Db, name: &str) -> Result<()> {
     let subxact = xact::current_subxact();
@@ -116,7 +157,7 @@ fn note_change(db: Db, name: &str) -> Result<()> {
 pub fn set_paused(name: &str, paused: bool, by: Option<&str>) -> Result<bool> {
     let (db, _) = ensure_loaded(name)?;
     dispatch::reserve_log(2)?;
-    if !paused && read(name)?.is_none() && !is_used(db, name) {
+    if !paused && read(name)?.is_none() && !is_used(db, name)? {
         return Err(Error::new(SqlState::NOT_FOUND, format!("queue \"{name}\" does not exist")));
     }
     let changed = spi::as_owner(|spi| {
@@ -137,11 +178,13 @@ pub fn set_paused(name: &str, paused: bool, by: Option<&str>) -> Result<bool> {
     Ok(changed > 0)
 }
 
-/// Whether a job was ever enqueued to it, as far as memory goes.
-fn is_used(db: Db, name: &str) -> bool {
-    dispatch::with(|d| {
-        d.queue(db, name).is_some_and(|at| d.queues[at].lanes != crate::domain::table::NIL)
-    })
+/// Whether a job was ever enqueued to it.
+fn is_used(db: Db, name: &str) -> Result<bool> {
+    let in_memory = dispatch::with(|d| {
+        let queue = d.queue(db, name).map(|at| &d.queues[at]);
+        queue.is_some_and(|q| q.lanes != NIL || q.counts != Counts::default())
+    });
+    Ok(in_memory || lanes::exists(name)?)
 }
 
 const ADD_TOTALS: &str = "

@@ -13,7 +13,7 @@ use crate::pg::heap::Table;
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::spi::Arg;
-use crate::pg::{catalog, lock, spi};
+use crate::pg::{catalog, lock, spi, xact};
 use crate::store::evidence::{self, Ends};
 
 fn parse(state: &str) -> Result<SegmentState> {
@@ -26,7 +26,7 @@ fn parse(state: &str) -> Result<SegmentState> {
 }
 
 /// The segments as last committed, and which of them is current. A database that was never
-/// served has no rows yet: segment 0 is current, the others are free.
+/// served has no rows yet: segment 0 is current from now on, the others are free.
 pub fn read_states() -> Result<([Segment; SEGMENTS], u8)> {
     let mut segments = [Segment::default(); SEGMENTS];
     let (mut current, mut any) = (0, false);
@@ -53,6 +53,7 @@ pub fn read_states() -> Result<([Segment; SEGMENTS], u8)> {
     table.close_release_lock();
     if !any {
         segments[0].state = SegmentState::Current;
+        segments[0].since = xact::micros();
     }
     Ok((segments, current))
 }

@@ -22,6 +22,12 @@ pub fn from_json(value: &Value) -> QueueSettings {
     }
 }
 
+/// How long the queue keeps failed and cancelled jobs, microseconds; negative: for ever;
+/// None: as the server's setting says.
+pub fn failed_retention(value: &Value) -> Option<i64> {
+    value.get("failed_retention_us").and_then(Value::as_i64)
+}
+
 fn backoff(value: &Value) -> Backoff {
     let default = Backoff::default();
     let float = |key: &str| value.get(key).and_then(Value::as_f64);

@@ -90,6 +90,18 @@ impl Keys {
     }
 }
 
+/// The job that holds a key. Waits for an open transaction that takes or frees it.
+pub fn holder(key: &[u8]) -> Result<Option<i64>> {
+    let keys = Keys::open()?;
+    loop {
+        match keys.look(key) {
+            Look::Absent => return Ok(None),
+            Look::Present((holder, _)) => return Ok(Some(holder)),
+            Look::Open(xid) => xact::wait_for_xid(xid),
+        }
+    }
+}
+
 /// FNV-1a: any spread will do, two keys under one lock are none the worse for it.
 fn hash(key: &[u8]) -> u32 {
     key.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))

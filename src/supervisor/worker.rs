@@ -129,7 +129,7 @@ fn look(context: &Context) -> Result<Presence> {
 /// One step in a transaction of its own, in which the extension cannot go away.
 fn run_step(context: &Context, step: &crate::maintenance::Step) -> Outcome {
     let result = worker::in_transaction(step.activity, || match look(context)? {
-        Presence::Here => (step.run)(context).map(Some),
+        Presence::Here => step.perform(context).map(Some),
         _ => Ok(None),
     });
     match result {

@@ -22,7 +22,16 @@ enum Place {
     Tail(i16, u8),
     Timed(i16, bool, i64),
     Delayed(i16, u8, i64),
-    Item { receipt: i64, committed: bool, closer: u32, prior: i16, rollbacks: u8, deadline: i64 },
+    Held(u32, i16, u8),
+    Item {
+        receipt: i64,
+        committed: bool,
+        closer: u32,
+        asked: bool,
+        prior: i16,
+        rollbacks: u8,
+        deadline: i64,
+    },
 }
 
 pub struct Check<'c, 'd> {
@@ -136,6 +145,7 @@ impl Check<'_, '_> {
                     assert!(self.truth.pending.contains_key(&at));
                     continue;
                 }
+                ReleaseState::Held => Place::Held(r.holder, prior, rollbacks),
                 ReleaseState::Timed if rollbacks > 0 => Place::Delayed(prior, rollbacks, due),
                 ReleaseState::Timed => Place::Timed(prior, r.snoozed, due),
                 ReleaseState::Returned if r.after < 0 => Place::Front(prior, rollbacks),
@@ -166,9 +176,10 @@ impl Check<'_, '_> {
                 let i = d.items[item];
                 assert!(i.claim == at && i.prev == before);
                 let closer = if i.closing { i.closer } else { 0 };
-                let Item { receipt, prior, rollbacks, deadline, .. } = i;
+                let Item { receipt, asked, prior, rollbacks, deadline, .. } = i;
                 let committed = claim.committed;
-                let place = Place::Item { receipt, committed, closer, prior, rollbacks, deadline };
+                let place =
+                    Place::Item { receipt, committed, closer, asked, prior, rollbacks, deadline };
                 places.push((i.position, key, claim.segment, place));
                 open += 1;
                 earliest = earliest.min(deadline);
@@ -251,10 +262,21 @@ impl Check<'_, '_> {
                 receipt,
                 committed,
                 closer: job.closing.unwrap_or(0),
+                asked: job.asked,
                 prior,
                 rollbacks,
                 deadline: job.deadline,
             };
+            let waiting = match job.held {
+                // A give-back to a chunk forgets the roll-backs, a hold from one does not know them.
+                Some(_) if job.state == State::Fresh => Some((AS_BODY, 0)),
+                Some(_) => Some((believed, rollbacks)),
+                None => None,
+            };
+            if let (Some((prior, rollbacks)), Some(xid)) = (waiting, job.held) {
+                assert_eq!(*place, Place::Held(xid, prior, rollbacks), "held job {position}");
+                continue;
+            }
             let expected = match job.state {
                 State::Fresh if *place == Place::Cold => Place::Cold,
                 State::Fresh => Place::Chunk,

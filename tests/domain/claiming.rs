@@ -145,7 +145,7 @@ impl World {
             assert!(p.receipt > self.last_receipt, "a receipt twice");
             self.last_receipt = p.receipt;
             let job = self.truth.jobs.get_mut(&p.position).unwrap();
-            assert!(job.state.is_ready(), "popped {job:?}");
+            assert!(job.state.is_ready() && job.held.is_none(), "popped {job:?}");
             assert_eq!((p.prior, p.segment), (job.believed, job.segment));
             assert_eq!(self.truth.ids[&p.lane_id], job.key);
             assert!(!self.truth.paused[usize::from(job.key.0)]);
@@ -156,6 +156,7 @@ impl World {
             job.state = State::Popped { xid, receipt: p.receipt };
             job.deadline = p.deadline;
             job.described = false;
+            job.asked = false;
             job.claim = p.claim;
             let (key, segment) = (job.key, job.segment);
             self.truth.receipts.insert(p.receipt, p.position);
@@ -194,7 +195,8 @@ impl World {
             return;
         }
         let left = |state| {
-            self.truth.jobs.iter().find(|(_, j)| j.key == key && j.state == state).map(|(p, _)| *p)
+            let waits = |j: &Job| j.key == key && j.state == state && j.held.is_none();
+            self.truth.jobs.iter().find(|(_, j)| waits(j)).map(|(p, _)| *p)
         };
         for class in [State::Front, State::Fresh] {
             let of_class: Vec<i64> = taken.iter().filter(|t| t.0 == class).map(|t| t.1).collect();

@@ -23,7 +23,7 @@ impl World {
     }
 
     pub fn close_all(&mut self, at: usize, receipts: &[i64], for_owner: bool) {
-        let fate = self.dice.below(10);
+        let fate = self.dice.below(12);
         for receipt in receipts {
             let expected = self.expect_take(at, *receipt, for_owner);
             let tx = &mut self.open[at];
@@ -69,6 +69,7 @@ impl World {
         let used = job.prior.max(0) + 1;
         let (key, segment, claim) = (job.key, job.segment, job.claim);
         assert_eq!((taken.prior, taken.claim, taken.segment), (prior, claim, segment));
+        assert_eq!(taken.asked, job.asked);
         assert_eq!(self.truth.ids[&taken.lane_id], key);
         self.truth.in_flight[usize::from(segment)] += 1;
         let tx = &mut self.open[at];
@@ -79,6 +80,8 @@ impl World {
             4 => End::Failed,
             5 => End::Cancelled,
             6 => End::Moved,
+            7 => End::Open,
+            8 => End::Asked,
             _ => {
                 let (chunk, offset) = split(position);
                 let joined = tx.release.filter(|(r, c)| {

@@ -114,11 +114,13 @@ impl Memory {
             next: 0,
         };
         let item = Item {
+            aside: 0,
             db: 0,
             closing: false,
             rollbacks: 0,
             as_body: false,
             keyed: false,
+            asked: false,
             prior: 0,
             closer: 0,
             claim: 0,

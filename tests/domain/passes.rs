@@ -45,7 +45,7 @@ impl World {
         let proc = self.dice.below(self.settings.sizes.waiters) as u32;
         let wide = self.dice.one_in(4);
         let some: Vec<u8> = (0..QUEUES as u8).filter(|_| self.dice.one_in(2)).collect();
-        let choice = self.dice.below(3);
+        let choice = self.dice.below(4);
         let mut d = self.memory.dispatcher();
         let mut queues: Vec<u32> =
             some.iter().filter_map(|q| d.queue(DB, &queue_name(*q))).collect();
@@ -59,6 +59,10 @@ impl World {
             }
             1 => {
                 d.stop_wait(proc);
+            }
+            2 => {
+                let stays = d.wake_up(proc);
+                assert_eq!(d.waiters[proc as usize].waiting, stays);
             }
             _ => d.abandon_wait(proc),
         }

@@ -7,7 +7,7 @@ use crate::domain::dispatcher::*;
 use crate::domain::entities::*;
 use crate::domain::undo::{Act, End, Entry};
 use crate::truth::*;
-use crate::world::{DB, World};
+use crate::world::{DB, Prepared, World};
 
 type Released = BTreeMap<(i64, i16, bool, i64), Bits>;
 
@@ -45,7 +45,8 @@ impl World {
         if chunks > sizes.chunks && sizes.pages < 32 {
             return;
         }
-        if released.len() + self.truth.pending.len() + splits > sizes.releases
+        let held = self.truth.jobs.values().filter(|job| job.held.is_some()).count();
+        if released.len() + self.truth.pending.len() + splits + held > sizes.releases
             || prepared + open + splits > sizes.doubts
         {
             return;
@@ -54,6 +55,8 @@ impl World {
         if self.open.iter().any(|t| t.has(|act| matches!(act, Act::Claim { .. }))) {
             self.saw("rebuild under an open claim");
         }
+        self.see_life_under_rebuild();
+        self.leave_open();
         let block = self.block();
         let names = self.names();
         let (segments, current) = (self.truth.segments, self.truth.current);
@@ -76,6 +79,52 @@ impl World {
             let number: usize = d.queues[at].name()[1..].parse().unwrap();
             d.queues[at].paused = self.truth.paused[number];
             d.queues[at].loaded = true;
+        }
+    }
+
+    fn see_life_under_rebuild(&mut self) {
+        let withdrawal = |act: Act| matches!(act, Act::Withdraw { .. });
+        let request = |act: Act| matches!(act, Act::Close { end: End::Asked, .. });
+        let acts = |p: &Prepared| p.entries.iter().map(|e| e.act).collect::<Vec<_>>();
+        let prepared: Vec<Act> = self.prepared.iter().flat_map(acts).collect();
+        if self.open.iter().any(|t| t.has(withdrawal)) {
+            self.saw("rebuild under an open withdrawal");
+        }
+        if prepared.iter().any(|act| withdrawal(*act)) {
+            self.saw("rebuild under a prepared withdrawal");
+        }
+        if self.open.iter().any(|t| t.has(request)) {
+            self.saw("rebuild under an open request to stop");
+        }
+        if prepared.iter().any(|act| request(*act)) {
+            self.saw("rebuild under a prepared request to stop");
+        }
+    }
+
+    /// An item that was taken and left open has no row: nobody holds it after a rebuild.
+    fn leave_open(&mut self) {
+        let is_left = |e: &Entry| matches!(e.act, Act::Close { end: End::Open, .. });
+        let mut left = Vec::new();
+        for transaction in &mut self.prepared {
+            left.extend(transaction.entries.extract_if(.., |e| is_left(e)));
+        }
+        for tx in &mut self.open {
+            let entries = tx.log.entries().to_vec();
+            tx.log.clear();
+            for entry in entries {
+                if is_left(&entry) {
+                    left.push(entry);
+                } else {
+                    tx.log.push(entry);
+                }
+            }
+        }
+        for entry in left {
+            let Act::Close { receipt, .. } = entry.act else { continue };
+            let job = self.truth.job(receipt).unwrap();
+            assert!(job.closing.take().is_some());
+            let segment = usize::from(job.segment);
+            self.truth.in_flight[segment] -= 1;
         }
     }
 
@@ -163,6 +212,9 @@ impl World {
                 job.described = false;
                 d.restore_item(claim, (receipt, position), job.prior, job.deadline, job.closing)
                     .unwrap();
+                if job.asked {
+                    d.mark_asked(DB, receipt);
+                }
             }
         }
     }
@@ -194,6 +246,10 @@ impl World {
                 };
                 entry.act = match entry.act {
                     Act::Release { release } => Act::Release { release: releases[&release] },
+                    Act::Withdraw { position, cancelled, .. } => {
+                        let held = d.restore_withdrawn(DB, position, xid).unwrap();
+                        Act::Withdraw { release: held.unwrap(), position, cancelled }
+                    }
                     Act::Close { receipt, end, .. } => {
                         let end = match end {
                             End::Released(release) => End::Released(releases[&release]),
@@ -268,6 +324,11 @@ impl World {
                     Act::Claim { first, .. } => {
                         let claim = self.memory.dispatcher().claim_by_first(DB, first).unwrap();
                         Some(Act::Claim { claim, first })
+                    }
+                    Act::Withdraw { position, cancelled, .. } => {
+                        let mut d = self.memory.dispatcher();
+                        let held = d.restore_withdrawn(DB, position, tx.xid).unwrap();
+                        Some(Act::Withdraw { release: held.unwrap(), position, cancelled })
                     }
                     // Made again with the first close that needs it.
                     Act::Release { .. } => continue,

@@ -94,7 +94,7 @@ impl World {
         let limit = if self.dice.one_in(2) { 3 } else { usize::MAX };
         let mut receipts = Vec::new();
         let mut d = self.memory.dispatcher();
-        d.orphaned(DB, limit, &mut receipts);
+        d.orphaned(DB, self.now, limit, &mut receipts);
         assert!(!d.base(DB).orphans || !expected.is_empty(), "orphans: {expected:?}");
         assert_eq!(receipts.len(), expected.len().min(limit));
         assert!(receipts.iter().all(|r| expected.binary_search(r).is_ok()));

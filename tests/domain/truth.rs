@@ -66,6 +66,10 @@ pub struct Job {
     pub rollbacks: u8,
     pub state: State,
     pub closing: Option<u32>,
+    /// Its attempt was asked to stop.
+    pub asked: bool,
+    /// By the transaction that withdrew it from where `state` says it waits.
+    pub held: Option<u32>,
     pub deadline: i64,
     pub claim: i64,
 }
@@ -174,6 +178,8 @@ impl Truth {
                         rollbacks: 0,
                         state: State::Fresh,
                         closing: None,
+                        asked: false,
+                        held: None,
                         deadline: i64::MAX,
                         claim: 0,
                     };
@@ -189,6 +195,13 @@ impl Truth {
                 }
             }
             Act::Close { receipt, end, .. } => self.commit_close(receipt, end, now),
+            Act::Withdraw { position, cancelled, .. } => {
+                let job = self.jobs.remove(&position).unwrap();
+                assert!(job.held.is_some());
+                self.in_flight[usize::from(job.segment)] -= 1;
+                let totals = &mut self.totals[usize::from(job.key.0)];
+                totals.cancelled += i64::from(cancelled);
+            }
             Act::Lane { lane: _, id } => {
                 let key = self.ids[&id];
                 let known = self.lanes.entry(key).or_insert(id);
@@ -229,11 +242,16 @@ impl Truth {
     }
 
     fn commit_close(&mut self, receipt: i64, end: End, now: i64) {
-        let position = self.receipts.remove(&receipt).unwrap();
+        let position = self.receipts[&receipt];
         let job = self.jobs.get_mut(&position).unwrap();
         assert!(matches!(job.state, State::Running { .. }) && job.closing.is_some());
         self.in_flight[usize::from(job.segment)] -= 1;
         job.closing = None;
+        if matches!(end, End::Open | End::Asked) {
+            job.asked |= end == End::Asked;
+            return;
+        }
+        self.receipts.remove(&receipt);
         let totals = &mut self.totals[usize::from(job.key.0)];
         let row = self.claims.get_mut(&job.claim).unwrap();
         row.items.retain(|i| i.0 != receipt);
@@ -253,8 +271,7 @@ impl Truth {
                 job.state = if due <= now { State::Tail } else { State::Timed { due, snoozed } };
                 return;
             }
-            End::Open => unreachable!("no act of the model leaves an item open"),
-            End::Undecided => unreachable!(),
+            End::Open | End::Asked | End::Undecided => unreachable!(),
         }
         self.jobs.remove(&position);
     }
@@ -295,6 +312,11 @@ impl Truth {
                 let segment = usize::from(job.segment);
                 self.in_flight[segment] -= 1;
             }
+            Act::Withdraw { position, .. } => {
+                let job = self.jobs.get_mut(&position).unwrap();
+                assert!(job.held.take().is_some());
+                self.in_flight[usize::from(job.segment)] -= 1;
+            }
             Act::Release { release } => {
                 self.pending.remove(&release);
             }
@@ -308,7 +330,7 @@ impl Truth {
     /// Time passed and memory was told.
     pub fn return_due(&mut self, now: i64) {
         let due_by = now.div_euclid(1000) * 1000;
-        for job in self.jobs.values_mut() {
+        for job in self.jobs.values_mut().filter(|job| job.held.is_none()) {
             if let State::Timed { due, .. } | State::Delayed { due } = job.state
                 && due <= due_by
             {

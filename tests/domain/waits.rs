@@ -92,6 +92,27 @@ fn jobs_wake_the_longest_waits_and_a_leaver_passes_on() {
 }
 
 #[test]
+fn who_was_woken_and_takes_nothing_passes_on() {
+    let mut memory = Memory::new(&ROOMY);
+    let mut d = open(&mut memory);
+    let queue = lane(&mut d, "q", 1);
+    assert!(d.start_wait(5, 0, &[queue]));
+    assert!(d.start_wait(6, 0, &[queue]));
+    produce(&mut d, "q", 1, 1, 0);
+    assert_eq!(d.wakes.as_slice(), [5]);
+    d.wakes.clear();
+    assert!(d.wake_up(5));
+    // Cancelled before its claim.
+    d.abandon_wait(5);
+    assert_eq!(d.wakes.as_slice(), [6]);
+    d.wakes.clear();
+    assert!(d.wake_up(6));
+    assert!(d.stop_wait(6));
+    assert!(!d.wake_up(6));
+    assert_eq!(d.queues[queue].waiters, 0);
+}
+
+#[test]
 fn a_database_that_goes_dismisses_its_waiters() {
     let mut memory = Memory::new(&ROOMY);
     let mut d = open(&mut memory);

@@ -186,7 +186,14 @@ impl Dispatcher<'_> {
         let Request { db, xid, now, .. } = *request;
         let Lane { id: lane_id, queue, priority, .. } = self.lanes[lane];
         let wait = request.deadline.unwrap_or(self.queues[queue].settings.attempt_deadline);
-        let deadline = if wait <= 0 { i64::MAX } else { now.saturating_add(wait) };
+        let deadline = match request.owner {
+            // Nothing else would end a lost attempt.
+            Owner::Lease if wait <= 0 => {
+                now.saturating_add(QueueSettings::default().attempt_deadline)
+            }
+            _ if wait <= 0 => i64::MAX,
+            _ => now.saturating_add(wait),
+        };
         while popped.len() < end {
             let Some(source) = self.source(lane, warm_only) else { break };
             let (number, offset, prior, rollbacks) = match source {
@@ -237,11 +244,13 @@ impl Dispatcher<'_> {
             self.add_item(
                 claim,
                 Item {
+                    aside: 0,
                     db,
                     closing: false,
                     rollbacks,
                     as_body: prior == AS_BODY,
                     keyed: false,
+                    asked: false,
                     prior,
                     closer: 0,
                     claim,

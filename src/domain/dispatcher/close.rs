@@ -1,6 +1,7 @@
 //! Taking open items to close them.
 
 use super::*;
+use crate::domain::rescue::Kind;
 use crate::domain::undo::{Act, End, Entry, UndoLog};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +12,8 @@ pub struct Taken {
     pub prior: i16,
     /// See `Item::keyed`.
     pub keyed: bool,
+    /// See `Item::asked`.
+    pub asked: bool,
     /// The receipt of the first item of its claim; `receipt - claim` is its number in it.
     pub claim: i64,
     pub count: u32,
@@ -65,7 +68,7 @@ impl Dispatcher<'_> {
         let item = &mut self.items[at];
         item.closer = xid;
         item.closing = true;
-        let Item { position, prior, keyed, .. } = *item;
+        let Item { position, prior, keyed, asked, .. } = *item;
         self.base(db).segments[usize::from(claim.segment)].in_flight += 1;
         self.changed(db, claim.segment);
         let lane = self.lanes[claim.lane];
@@ -75,6 +78,7 @@ impl Dispatcher<'_> {
             position,
             prior,
             keyed,
+            asked,
             claim: claim.first,
             count: claim.count,
             segment: claim.segment,
@@ -115,8 +119,8 @@ impl Dispatcher<'_> {
     }
 
     /// Open items of dead runtimes, for the owner pass. False in `orphans` afterwards
-    /// means that none is left but those an open transaction holds.
-    pub fn orphaned(&mut self, db: Db, limit: usize, receipts: &mut Vec<i64>) {
+    /// means that none is left but those an open transaction holds or that were set aside.
+    pub fn orphaned(&mut self, db: Db, now: i64, limit: usize, receipts: &mut Vec<i64>) {
         let mut from = 0;
         while let Some(at) = self.runtimes.next_used(from) {
             from = at + 1;
@@ -132,7 +136,7 @@ impl Dispatcher<'_> {
                         if receipts.len() >= limit {
                             return;
                         }
-                        if !self.items[item].closing {
+                        if !self.items[item].closing && self.items[item].aside <= now {
                             receipts.push(self.items[item].receipt);
                         }
                         item = self.items[item].next;
@@ -144,6 +148,60 @@ impl Dispatcher<'_> {
         if receipts.is_empty() {
             self.base(db).orphans = false;
         }
+    }
+
+    /// Open attempts of dead runtimes.
+    pub fn count_orphans(&self, db: Db) -> u64 {
+        let runtimes = self.runtimes.indexes().map(|at| &self.runtimes[at]);
+        runtimes.filter(|r| r.db == db && r.dead).map(|r| u64::from(r.open)).sum()
+    }
+
+    /// No rescue of the item before `until`: it cannot be closed, and would stop the others.
+    pub fn set_aside(&mut self, db: Db, receipt: i64, until: i64) {
+        if let Some(at) = self.item(db, receipt) {
+            self.items[at].aside = until;
+        }
+    }
+
+    /// When the oldest attempt was claimed that a rescue of this kind has still to close.
+    pub fn oldest_lost(
+        &self,
+        db: Db,
+        kind: Kind,
+        now: i64,
+        from: u32,
+    ) -> (Option<i64>, Option<u32>) {
+        const STEPS: u32 = 4096;
+        let (mut at, mut oldest) = (from, None);
+        while let Some(claim) = self.claims.next_used(at) {
+            if claim >= from + STEPS {
+                return (oldest, Some(claim));
+            }
+            at = claim + 1;
+            let Claim { db: of, committed, claimed_at, runtime, items, .. } = self.claims[claim];
+            if of != db || !committed {
+                continue;
+            }
+            let lost = match kind {
+                Kind::Owner => runtime != NIL && self.runtimes[runtime].dead,
+                Kind::Deadline => self.has_expired(items, now),
+                Kind::Callback => false,
+            };
+            if lost && oldest.is_none_or(|known| claimed_at < known) {
+                oldest = Some(claimed_at);
+            }
+        }
+        (oldest, None)
+    }
+
+    fn has_expired(&self, mut item: u32, now: i64) -> bool {
+        while item != NIL {
+            if self.items[item].deadline <= now {
+                return true;
+            }
+            item = self.items[item].next;
+        }
+        false
     }
 
     /// Open items whose deadline passed, for the deadline pass. What a rescue fails to
@@ -161,7 +219,7 @@ impl Dispatcher<'_> {
                 if deadline > now {
                     next = next.min(deadline);
                 } else {
-                    if committed && !closing {
+                    if committed && !closing && self.items[item].aside <= now {
                         if receipts.len() >= limit {
                             // The rest of this claim is the next batch's.
                             next = now;

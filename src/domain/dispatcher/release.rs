@@ -92,7 +92,7 @@ impl Dispatcher<'_> {
     }
 
     /// Puts a release at the front of its lane, among those there in the order of positions.
-    fn return_to_front(&mut self, at: u32) {
+    pub(super) fn return_to_front(&mut self, at: u32) {
         let Release { lane, bits, .. } = self.releases[at];
         self.lanes[lane].ready += u64::from(bits.count());
         if self.merge_at_front(at) {
@@ -123,7 +123,7 @@ impl Dispatcher<'_> {
     }
 
     /// Moves a release of the front to its place after its first job changed.
-    fn reorder_front(&mut self, at: u32) {
+    pub(super) fn reorder_front(&mut self, at: u32) {
         let Release { lane, next, .. } = self.releases[at];
         let mut before = NIL;
         let mut entry = self.lanes[lane].returned;

@@ -235,12 +235,14 @@ impl Dispatcher<'_> {
         let db = self.claims[claim].db;
         let count = self.claims[claim].count;
         let item = Item {
+            aside: 0,
             db,
             closing: closer.is_some(),
             rollbacks: 0,
             as_body: prior == AS_BODY,
             // Bodies are not read: who closes it finds out.
             keyed: true,
+            asked: false,
             prior,
             closer: closer.unwrap_or(0),
             claim,
@@ -309,6 +311,9 @@ impl Dispatcher<'_> {
         self.pin(db, act);
         let segment = match act {
             Act::Enqueue { chunk, .. } => self.chunk(db, chunk).map(|at| self.chunks[at].segment),
+            Act::Withdraw { position, .. } => {
+                self.chunk(db, split(position).0).map(|at| self.chunks[at].segment)
+            }
             Act::Claim { claim, .. } => Some(self.claims[claim].segment),
             Act::Close { receipt, .. } => {
                 self.item(db, receipt).map(|at| self.claims[self.items[at].claim].segment)

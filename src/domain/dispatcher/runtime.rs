@@ -1,6 +1,7 @@
 //! Runtimes: who lives, who is gone, and when the worker has to look.
 
 use super::*;
+use crate::domain::rescue::Kind;
 
 impl Dispatcher<'_> {
     pub fn register(&mut self, runtime: Runtime, now: i64) -> Result<u32, Full> {
@@ -168,11 +169,13 @@ impl Dispatcher<'_> {
     /// When the worker has something to do at the latest; MAX: never.
     pub fn next_due(&mut self, db: Db) -> i64 {
         let database = self.base(db);
-        if database.orphans || database.replay_due || database.doubts_due || database.count_due {
+        let rest = |kind: Kind| database.rescues[kind as usize].rest;
+        if database.replay_due || database.doubts_due || database.count_due {
             return i64::MIN;
         }
         [
-            database.claim_wheel.next_look(),
+            database.orphans.then(|| rest(Kind::Owner)),
+            database.claim_wheel.next_look().map(|at| at.max(rest(Kind::Deadline))),
             database.release_wheel.next_look(),
             database.runtime_wheel.next_look(),
             Some(database.next_deferred),

@@ -9,8 +9,20 @@ impl Dispatcher<'_> {
     /// in memory until the act is settled, so that its index cannot come to mean another.
     /// The log needs room for one entry.
     pub fn note(&mut self, db: Db, subxact: u32, act: Act, log: &mut UndoLog) -> usize {
-        self.pin(db, act);
         let generation = self.base(db).generation;
+        self.note_since(db, generation, subxact, act, log)
+    }
+
+    /// As `note`, of an act whose rows were begun in this generation.
+    pub fn note_since(
+        &mut self,
+        db: Db,
+        generation: u64,
+        subxact: u32,
+        act: Act,
+        log: &mut UndoLog,
+    ) -> usize {
+        self.pin(db, act);
         log.push(Entry { db, generation, subxact, act })
     }
 
@@ -120,6 +132,9 @@ impl Dispatcher<'_> {
                 if self.pending_release(db, release) {
                     self.start_release(release, now);
                 }
+            }
+            Act::Withdraw { release, position, cancelled } => {
+                self.commit_withdrawal(db, release, position, cancelled, now);
             }
             Act::Defer { queue, retryable, count, due } => {
                 if self.queues.get(queue).is_none_or(|q| q.db != db) {
@@ -251,16 +266,25 @@ impl Dispatcher<'_> {
                     self.releases.remove(release);
                 }
             }
+            Act::Withdraw { release, position, .. } => {
+                self.abort_withdrawal(db, release, position);
+            }
             Act::Register { runtime, id } => {
                 if self.runtimes.get(runtime).is_some_and(|r| r.db == db && r.id == id) {
                     self.bury_runtime(runtime);
+                }
+            }
+            Act::Configure { queue } => {
+                // The transaction may have read its own row into memory.
+                if self.queues.get(queue).is_some_and(|q| q.db == db) {
+                    self.queues[queue].loaded = false;
+                    self.queues[queue].version = self.queues[queue].version.wrapping_add(1);
                 }
             }
             Act::Lane { .. }
             | Act::Defer { .. }
             | Act::Count { .. }
             | Act::Pause { .. }
-            | Act::Configure { .. }
             | Act::Deregister { .. }
             | Act::Rotate { .. }
             | Act::Counted { .. }
@@ -330,7 +354,8 @@ impl Dispatcher<'_> {
             }
             End::Moved => true,
             End::Released(_) => false,
-            End::Open => {
+            End::Open | End::Asked => {
+                self.items[at].asked |= end == End::Asked;
                 counts.running += 1;
                 self.items[at].closing = false;
                 self.leave_segment(db, segment);

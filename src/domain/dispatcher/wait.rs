@@ -98,6 +98,13 @@ impl Dispatcher<'_> {
         woken
     }
 
+    /// The sleep is over. Who was woken stays, for he owes it to the others to take the job:
+    /// what ends before that is `abandon_wait`. Who was not has nothing more to wait for.
+    pub fn wake_up(&mut self, proc: u32) -> bool {
+        let Waiter { waiting, woken, .. } = self.waiters[proc as usize];
+        (waiting && woken) || self.stop_wait(proc)
+    }
+
     /// A waiter leaves without a job (it was cancelled, or its client is gone): whoever
     /// comes next is woken in its place.
     pub fn abandon_wait(&mut self, proc: u32) {

@@ -1,0 +1,136 @@
+//! Cancelling a job, wherever it is.
+
+use std::collections::BTreeMap;
+
+use super::close::{self, Hold};
+use super::keys::{Patience, Switcher};
+use super::seize::{self, Seized, Waiting};
+use super::session::confirm;
+use crate::domain::entities::AS_BODY;
+use crate::domain::undo::End;
+use crate::domain::unique::State;
+use crate::error::Result;
+use crate::pg::xact;
+use crate::store::body;
+use crate::store::deferred::{Deferred, Kind};
+use crate::store::done::{self, Done};
+use crate::store::evidence::Ends;
+use crate::store::outcome::Outcome;
+use crate::store::{attempts, history, jobs, queues};
+
+/// Cancels the job, or asks its attempt to stop. Returns the label of the state it is in
+/// then.
+///
+/// * `force` - a running job is cancelled too, and its receipt is stale
+/// * `may` - refuses a caller who may not act on the queue
+pub fn cancel(
+    job_id: i64,
+    reason: Option<&str>,
+    force: bool,
+    may: impl Fn(&str) -> Result<()>,
+) -> Result<&'static str> {
+    match seize::seize(job_id, true)? {
+        Seized::Waiting(waiting) => {
+            may(&waiting.queue)?;
+            cancel_waiting(*waiting, reason)?;
+            Ok("cancelled")
+        }
+        Seized::Deferred(row) => {
+            may(&row.queue)?;
+            cancel_deferred(*row, reason)?;
+            Ok("cancelled")
+        }
+        Seized::Running(hold) => {
+            may(&hold.queue())?;
+            if force {
+                close::cancel(hold, reason)?;
+                return Ok("cancelled");
+            }
+            ask(hold, reason)?;
+            Ok("running")
+        }
+        Seized::Finished(job) => {
+            may(&job.queue)?;
+            Ok(job.state.label())
+        }
+        Seized::Own(job) => {
+            may(&job.queue)?;
+            // A second request to stop changes nothing.
+            match job.state {
+                jobs::State::Running if !force => Ok("running"),
+                _ => Err(seize::own(job_id)),
+            }
+        }
+        Seized::Unknown => Err(seize::not_found(job_id)),
+    }
+}
+
+fn cancel_waiting(waiting: Waiting, reason: Option<&str>) -> Result<()> {
+    let now = xact::micros();
+    let Waiting { withdrawn, ref queue, placed, .. } = waiting;
+    let mut body = placed.body;
+    let mut switcher = Switcher::new(Patience::Wait);
+    switcher.end(placed.job_id(), &mut body, waiting.state(), State::Cancelled)?;
+    body.attempts = waiting.attempts();
+    if withdrawn.prior != AS_BODY {
+        // What its attempts in this segment said would go with the segment.
+        body.history = jobs::errors_so_far(withdrawn.segment, &placed)?;
+    }
+    body.history = history::with_error(body.history, body.attempts, now, reason);
+    done::write(&[Done {
+        job_id: placed.job_id(),
+        failed: false,
+        finalized_at: now,
+        attempted_at: None,
+        last_receipt: None,
+        queue: queue.clone(),
+        priority: withdrawn.priority,
+        shard: withdrawn.shard,
+        run_at: placed.body.run_at(),
+        body,
+    }])?;
+    waiting.close(Outcome::Cancelled, now, reason)
+}
+
+fn cancel_deferred(row: Deferred, reason: Option<&str>) -> Result<()> {
+    let now = xact::micros();
+    let from = match row.kind {
+        Kind::Scheduled => State::Scheduled,
+        Kind::Retryable => State::Retryable,
+    };
+    let mut body = row.body;
+    Switcher::new(Patience::Wait).end(row.job_id, &mut body, from, State::Cancelled)?;
+    body.history = history::with_error(body.history, body.attempts, now, reason);
+    count_cancelled(&row.queue)?;
+    done::write(&[Done {
+        job_id: row.job_id,
+        failed: false,
+        finalized_at: now,
+        attempted_at: None,
+        last_receipt: None,
+        queue: row.queue,
+        priority: row.priority,
+        shard: row.shard,
+        run_at: row.run_at,
+        body,
+    }])
+}
+
+/// Its segment says of no such job how it ended, so the queue's row counts it.
+fn count_cancelled(queue: &str) -> Result<()> {
+    let ends = Ends { cancelled: 1, ..Ends::default() };
+    queues::add_totals(&BTreeMap::from([(queue.to_owned(), ends)]))
+}
+
+/// The attempt goes on; its owner learns by heartbeats that it shall stop.
+fn ask(hold: Hold, reason: Option<&str>) -> Result<()> {
+    let now = xact::micros();
+    for item in &hold.taken {
+        for placed in body::read(item.segment, &[item.position])? {
+            attempts::ask(placed.job_id(), item.receipt, now, reason)?;
+        }
+    }
+    close::decide(&hold.taken, |_| End::Asked);
+    let (db, generation) = hold.origin();
+    confirm(db, generation)
+}
