@@ -5,6 +5,7 @@ import threading
 import psycopg
 import pytest
 from conftest import use
+from psycopg.types.json import Jsonb
 
 from harness import Database, DebugPoints, wait_until
 
@@ -48,6 +49,24 @@ def test_more_queues_pass_than_fit(small):
     db.wait_served()
     assert len(db.rows(STATS)) == len(names) + 1
     assert db.check() is None
+
+
+def test_a_call_may_name_many_queues(db):
+    """In any order, with several priorities each: every job gets its own lane's place."""
+    jobs = [
+        {"kind": "k", "queue": f"q{n % 7}", "priority": 1 + n % 3, "args": {"n": n}}
+        for n in range(420)
+    ]
+    db.execute("SELECT awa.insert_jobs(%s)", Jsonb(jobs))
+    for queue in range(7):
+        mine = [n for n in range(420) if n % 7 == queue]
+        expected = sorted(mine, key=lambda n: (n % 3, n))
+        assert [job.args["n"] for job in db.claim(f"q{queue}", 60)] == expected
+    db.execute("SELECT awa.insert_jobs(%s)", Jsonb(jobs))
+    claimed = db.column(
+        "SELECT queue FROM awa.claim_from(%s, 100)", [f"q{n % 3}" for n in range(300)]
+    )
+    assert len(claimed) == 100 and set(claimed) <= {"q0", "q1", "q2"}
 
 
 def test_queue_stats_do_not_load_what_was_forgotten(small):

@@ -1,5 +1,7 @@
 //! insert_job, insert_jobs.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value};
 
 use super::access;
@@ -166,15 +168,15 @@ fn insert_jobs(call: &mut Call) -> Result<Returned> {
             .hint("Split the array."));
     }
     let mut jobs = Vec::with_capacity(elements.len());
-    let mut checked: Vec<String> = Vec::new();
+    let mut checked = HashSet::new();
     for (at, element) in elements.into_iter().enumerate() {
         let job = element_to_job(element, &defaults).map_err(|error| {
             let detail = format!("Job {} of the array is malformed.", at + 1);
             if error.detail.is_some() { error } else { error.detail(detail) }
         })?;
-        if !checked.contains(&job.queue) {
+        let is_as_before = jobs.last().is_some_and(|before: &NewJob| before.queue == job.queue);
+        if !is_as_before && checked.insert(job.queue.clone()) {
             access::check(&job.queue, Profile::Producer)?;
-            checked.push(job.queue.clone());
         }
         jobs.push(job);
     }

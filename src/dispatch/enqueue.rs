@@ -1,6 +1,7 @@
 //! Putting jobs into the database.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 
 use super::keys::{self, Patience, Switched, Switcher};
 use super::session::{attach, begin_write, capacity, end_write, reserve_log, with_log};
@@ -213,16 +214,30 @@ struct Group {
 struct Groups {
     groups: Vec<Group>,
     settings: Vec<(String, QueueSettings)>,
+    /// Where both are by name: a call may name as many queues as it has jobs.
+    queues: HashMap<String, Named>,
+}
+
+#[derive(Default)]
+struct Named {
+    settings: Option<usize>,
+    /// One a priority and shard, so few.
+    groups: Vec<usize>,
 }
 
 impl Groups {
     fn settings(&mut self, queue: &str) -> Result<QueueSettings> {
-        // Calls name few queues, and the last one most of the time.
-        if let Some((_, settings)) = self.settings.iter().rev().find(|(name, _)| name == queue) {
+        // Most calls name one queue.
+        if let Some((_, settings)) = self.settings.last().filter(|(name, _)| name == queue) {
+            return Ok(*settings);
+        }
+        let known = self.queues.get(queue).and_then(|named| self.settings.get(named.settings?));
+        if let Some((_, settings)) = known {
             return Ok(*settings);
         }
         let (_, at) = queues::ensure_loaded(queue)?;
         let settings = super::with(|d| d.queues.get(at).map(|q| q.settings)).unwrap_or_default();
+        self.queues.entry(queue.to_owned()).or_default().settings = Some(self.settings.len());
         self.settings.push((queue.to_owned(), settings));
         Ok(settings)
     }
@@ -236,16 +251,19 @@ impl Groups {
         job_id: Option<i64>,
         body: Body,
     ) {
-        let same = |g: &&mut Group| g.priority == priority && g.shard == shard && g.queue == queue;
-        match self.groups.iter_mut().rev().find(same) {
-            Some(group) => group.jobs.push((at, job_id, body)),
-            None => self.groups.push(Group {
-                queue: queue.to_owned(),
-                priority,
-                shard,
-                jobs: vec![(at, job_id, body)],
-            }),
+        let is_it = |g: &Group| g.priority == priority && g.shard == shard && g.queue == queue;
+        let last = self.groups.len().checked_sub(1);
+        let known = last.filter(|&at| self.groups.get(at).is_some_and(is_it)).or_else(|| {
+            let of_queue = &self.queues.get(queue)?.groups;
+            of_queue.iter().copied().find(|&at| self.groups.get(at).is_some_and(is_it))
+        });
+        let job = (at, job_id, body);
+        if let Some(group) = known.and_then(|at| self.groups.get_mut(at)) {
+            group.jobs.push(job);
+            return;
         }
+        self.queues.entry(queue.to_owned()).or_default().groups.push(self.groups.len());
+        self.groups.push(Group { queue: queue.to_owned(), priority, shard, jobs: vec![job] });
     }
 }
 
