@@ -175,6 +175,9 @@ const SKIP_PAUSE: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
+/// How much earlier a look for something to prune may come.
+const SLACK: Duration = Duration::from_millis(100);
+
 /// When each step is due.
 pub struct Schedule {
     steps: &'static [Step],
@@ -210,7 +213,9 @@ impl Schedule {
         mut run: impl FnMut(&Step) -> Outcome,
     ) -> Option<Duration> {
         for (step, due) in self.steps.iter().zip(self.due.iter_mut()) {
-            if due.is_known && due.at.is_none_or(|at| clock() < at) {
+            // Looks that are due soon are had now: one wake-up instead of several.
+            let slack = if step.prunes { SLACK } else { Duration::ZERO };
+            if due.is_known && due.at.is_none_or(|at| clock() + slack < at) {
                 continue;
             }
             let outcome = run(step);
@@ -288,6 +293,36 @@ mod tests {
         );
         assert_eq!(ran, ["a"]);
         assert_eq!(sleep, None);
+    }
+
+    #[test]
+    fn looks_that_are_due_soon_share_a_wake_up() {
+        static STEPS: &[Step] = &[
+            Step { name: "exact", activity: "", run: nothing, prunes: false },
+            Step { name: "soon", activity: "", run: nothing, prunes: true },
+            Step { name: "late", activity: "", run: nothing, prunes: true },
+        ];
+        let start = Instant::now();
+        let mut schedule = Schedule::new(STEPS);
+        schedule.tick(
+            || start,
+            |step| {
+                done(Some(match step.name {
+                    "exact" => Duration::from_millis(903),
+                    "soon" => Duration::from_secs(1),
+                    _ => Duration::from_secs(2),
+                }))
+            },
+        );
+        let mut ran = Vec::new();
+        schedule.tick(
+            || start + Duration::from_millis(903),
+            |step| {
+                ran.push(step.name);
+                done(None)
+            },
+        );
+        assert_eq!(ran, ["exact", "soon"]);
     }
 
     #[test]
