@@ -174,3 +174,19 @@ def test_who_holds_the_row_of_a_queue_holds_up_no_rescue(small):
     holder.commit()
     wait_until(lambda: db.value("SELECT disposed FROM awa.segments WHERE segment = 0"), 10)
     assert db.value("SELECT completed_total FROM awa.queue_stats WHERE queue = 'q'") == 1
+
+
+def test_a_held_queue_holds_up_no_other_segment(small):
+    """The first segment cannot be counted; the next ones are, and are given back."""
+    db = small
+    pass_one(db.conn, "held")
+    holder = db.connect()
+    holder.begin()
+    holder.execute("SELECT awa.pause_queue('held')")
+    sealed = "SELECT bool_and(state = 'sealed') FROM awa.segments WHERE segment <= %s"
+    wait_until(lambda: db.value(sealed, 0), 10)
+    pass_one(db.conn, "free")
+    wait_until(lambda: db.value("SELECT disposed FROM awa.segments WHERE segment = 1"), 15)
+    assert not db.value("SELECT disposed FROM awa.segments WHERE segment = 0")
+    holder.rollback_sql()
+    wait_until(lambda: db.value("SELECT disposed FROM awa.segments WHERE segment = 0"), 15)

@@ -1,6 +1,7 @@
 //! insert_jobs_compat_batch: jobs as columns.
 
 use core::iter;
+use std::collections::HashSet;
 
 use serde_json::Value;
 
@@ -57,7 +58,7 @@ fn insert_batch(call: &mut Call) -> Result<Returned> {
             .hint("Split the arrays."));
     }
     let batch = Batch::read(call, count)?;
-    let mut checked: Vec<String> = Vec::new();
+    let mut checked: HashSet<String> = HashSet::new();
     let mut jobs = Vec::with_capacity(count);
     for (at, kind) in kinds.into_iter().enumerate() {
         let job = batch.job(at, kind).map_err(|error| {
@@ -66,7 +67,7 @@ fn insert_batch(call: &mut Call) -> Result<Returned> {
         })?;
         if !checked.contains(&job.queue) {
             access::check(&job.queue, Profile::Producer)?;
-            checked.push(job.queue.clone());
+            checked.insert(job.queue.clone());
         }
         jobs.push(job);
     }

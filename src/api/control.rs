@@ -4,7 +4,7 @@ use uuid::Uuid;
 
 use super::access;
 use super::args::required;
-use crate::dispatch;
+use crate::dispatch::{self, seize};
 use crate::error::{Error, Result};
 use crate::pg::call::{Call, Returned, sql_function};
 use crate::pg::datum::{Timestamp, ToDatum};
@@ -55,7 +55,12 @@ fn resume(call: &mut Call) -> Result<Returned> {
     access::check("", Profile::Operator)?;
     let scope = scope(call, 0)?;
     let id = required(call.uuid(1), "halt_id")?;
-    Ok(Returned::value(controls::resume(&scope, id)?))
+    let resumed = controls::resume(&scope, id)?;
+    // A halt that is younger than this transaction's snapshot.
+    if !resumed && seize::is_blind() && controls::read(&scope)?.is_some_and(|halt| halt.id == id) {
+        return Err(seize::not_serializable());
+    }
+    Ok(Returned::value(resumed))
 }
 
 /// What is asked of a scope, and what each process says that works in it: in this system the

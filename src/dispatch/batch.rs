@@ -24,7 +24,7 @@ pub fn enqueue_courteously(jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
     }
     let began = xact::micros();
     // Others look for deadlocks after this long: we must have let go before.
-    let patience = PATIENCE.min(xact::deadlock_timeout() / 2);
+    let patience = PATIENCE.min(xact::deadlock_timeout() / 2).max(Duration::from_millis(1));
     let own = xact::lock_timeout();
     if own.is_some_and(|own| own <= patience) {
         return enqueue(jobs.to_vec());

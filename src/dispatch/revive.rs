@@ -33,6 +33,9 @@ pub fn retry(job_id: i64, may: impl Fn(&str) -> Result<()>) -> Result<()> {
         let Some(row) = done::find(job_id, Snapshot::SelfNow)? else { break };
         may(&row.queue)?;
         if done::delete(&[job_id])?.is_empty() {
+            if seize::is_blind() {
+                return Err(seize::not_serializable());
+            }
             continue;
         }
         if let Some(holder) = revive(vec![row])?.first().map(|(_, holder)| *holder) {
@@ -167,7 +170,11 @@ fn delete_finished(job_id: i64, state: jobs::State) -> Result<()> {
         return Err(seize::not_found(job_id));
     };
     if done::delete(&[job_id])?.is_empty() {
-        return Err(seize::not_found(job_id));
+        return Err(if seize::is_blind() {
+            seize::not_serializable()
+        } else {
+            seize::not_found(job_id)
+        });
     }
     forget(&[row]).map(|_| ())
 }

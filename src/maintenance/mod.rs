@@ -46,15 +46,25 @@ pub struct Step {
     /// Shown in pg_stat_activity.
     pub activity: &'static str,
     pub run: fn(&Context) -> Result<StepReport>,
-    /// A halt of pruning stops it.
-    pub prunes: bool,
+    pub kind: Kind,
+}
+
+/// What a step may be kept from, or kept waiting for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// It is on time.
+    Punctual,
+    /// It looks around now and then, and may come a little earlier.
+    Look,
+    /// As `Look`; a halt of pruning stops it.
+    Prune,
 }
 
 impl Step {
     /// Does what is due. A test can stop a step that did something, before its commit, at
     /// the point that is named after it.
     pub fn perform(&self, context: &Context) -> Result<StepReport> {
-        if self.prunes && !control::may_prune()? {
+        if self.kind == Kind::Prune && !control::may_prune()? {
             return Ok(StepReport { did: 0, next: Some(control::LOOK) });
         }
         let report = (self.run)(context)?;
@@ -67,64 +77,79 @@ impl Step {
 
 /// All steps, in the order in which they run when several are due.
 pub static STEPS: &[Step] = &[
-    Step { name: "replay", activity: "awa: replay", run: replay::run, prunes: false },
+    Step { name: "replay", activity: "awa: replay", run: replay::run, kind: Kind::Punctual },
     Step {
         name: "doubts",
         activity: "awa: probe doubts",
         run: replay::probe_doubts,
-        prunes: false,
+        kind: Kind::Punctual,
     },
     Step {
         name: "receipts",
         activity: "awa: renew receipts",
         run: replay::renew_receipts,
-        prunes: false,
+        kind: Kind::Punctual,
     },
     Step {
         name: "fence",
         activity: "awa: fence silent runtimes",
         run: rescue::fence_silent,
-        prunes: false,
+        kind: Kind::Punctual,
     },
     Step {
         name: "return",
         activity: "awa: return released jobs",
         run: promote::return_released,
-        prunes: false,
+        kind: Kind::Punctual,
     },
     Step {
         name: "promote",
         activity: "awa: promote due jobs",
         run: promote::promote_due,
-        prunes: false,
+        kind: Kind::Punctual,
     },
     Step {
         name: "rescue_owner",
         activity: "awa: rescue orphans",
         run: rescue::rescue_orphans,
-        prunes: false,
+        kind: Kind::Punctual,
     },
     Step {
         name: "rescue_deadline",
         activity: "awa: rescue expired",
         run: rescue::rescue_expired,
-        prunes: false,
+        kind: Kind::Punctual,
     },
-    Step { name: "control", activity: "awa: look for a halt", run: control::look, prunes: false },
+    Step {
+        name: "control",
+        activity: "awa: look for a halt",
+        run: control::look,
+        kind: Kind::Look,
+    },
     Step {
         name: "retention",
         activity: "awa: forget failed jobs",
         run: retention::clean_up,
-        prunes: true,
+        kind: Kind::Prune,
     },
-    Step { name: "rotate", activity: "awa: rotate segments", run: turnover::rotate, prunes: true },
-    Step { name: "count", activity: "awa: count ends", run: turnover::count, prunes: true },
-    Step { name: "list", activity: "awa: list sealed segments", run: turnover::list, prunes: true },
+    Step {
+        name: "rotate",
+        activity: "awa: rotate segments",
+        run: turnover::rotate,
+        kind: Kind::Prune,
+    },
+    Step { name: "count", activity: "awa: count ends", run: turnover::count, kind: Kind::Look },
+    Step {
+        name: "list",
+        activity: "awa: list sealed segments",
+        run: turnover::list,
+        kind: Kind::Prune,
+    },
     Step {
         name: "truncate",
         activity: "awa: truncate segments",
         run: turnover::truncate,
-        prunes: true,
+        kind: Kind::Prune,
     },
     #[cfg(feature = "debug_points")]
     debug::STEP,
@@ -214,7 +239,7 @@ impl Schedule {
     ) -> Option<Duration> {
         for (step, due) in self.steps.iter().zip(self.due.iter_mut()) {
             // Looks that are due soon are had now: one wake-up instead of several.
-            let slack = if step.prunes { SLACK } else { Duration::ZERO };
+            let slack = if step.kind == Kind::Punctual { Duration::ZERO } else { SLACK };
             if due.is_known && due.at.is_none_or(|at| clock() + slack < at) {
                 continue;
             }
@@ -251,8 +276,8 @@ mod tests {
     }
 
     static TWO: &[Step] = &[
-        Step { name: "a", activity: "a", run: nothing, prunes: false },
-        Step { name: "b", activity: "b", run: nothing, prunes: false },
+        Step { name: "a", activity: "a", run: nothing, kind: Kind::Punctual },
+        Step { name: "b", activity: "b", run: nothing, kind: Kind::Punctual },
     ];
 
     fn done(next: Option<Duration>) -> Outcome {
@@ -298,9 +323,9 @@ mod tests {
     #[test]
     fn looks_that_are_due_soon_share_a_wake_up() {
         static STEPS: &[Step] = &[
-            Step { name: "exact", activity: "", run: nothing, prunes: false },
-            Step { name: "soon", activity: "", run: nothing, prunes: true },
-            Step { name: "late", activity: "", run: nothing, prunes: true },
+            Step { name: "exact", activity: "", run: nothing, kind: Kind::Punctual },
+            Step { name: "soon", activity: "", run: nothing, kind: Kind::Prune },
+            Step { name: "late", activity: "", run: nothing, kind: Kind::Prune },
         ];
         let start = Instant::now();
         let mut schedule = Schedule::new(STEPS);

@@ -6,7 +6,7 @@ use super::{Context, StepReport};
 use crate::dispatch::{self, revive};
 use crate::error::Result;
 use crate::pg::{guc, xact};
-use crate::store::done::{self, Done};
+use crate::store::done;
 use crate::store::queues;
 
 /// Rows a transaction.
@@ -29,16 +29,16 @@ pub fn clean_up(_context: &Context) -> Result<StepReport> {
     let now = xact::micros();
     let kept = kept.as_micros() as i64;
     let shortest = shortest.as_micros() as i64;
-    let is_over = |row: &Done| match own.get(&row.queue).copied().unwrap_or(kept) {
+    let is_over = |queue: &str, ended: i64| match own.get(queue).copied().unwrap_or(kept) {
         kept if kept < 0 => false,
-        kept => row.finalized_at <= now.saturating_sub(kept),
+        kept => ended <= now.saturating_sub(kept),
     };
     let mut rows = done::read_until(now.saturating_sub(shortest), BATCH, is_over)?;
     if rows.is_empty() {
         return Ok(StepReport { did: 0, next: pause });
     }
     let ids: Vec<i64> = rows.iter().map(|row| row.job_id).collect();
-    let mut taken = done::delete(&ids)?;
+    let mut taken = done::take(&ids)?;
     taken.sort_unstable();
     // Retried meanwhile.
     rows.retain(|row| taken.binary_search(&row.job_id).is_ok());

@@ -22,7 +22,6 @@ pub fn lock_conditional(oid: u32, mode: LockMode) -> bool {
     unsafe { pg_sys::ConditionalLockRelationOid(oid.into(), mode as i32) }
 }
 
-/// Waits for a relation's lock.
 /// Whether the lock could be had without waiting, at this moment. Looking is cheaper than
 /// taking: an AccessExclusiveLock is written to WAL (LogAccessExclusiveLock, standby.c).
 pub fn is_free(oid: u32, mode: LockMode) -> bool {

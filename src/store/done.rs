@@ -3,10 +3,10 @@
 use crate::error::{Error, Result};
 use crate::pg::catalog;
 use crate::pg::datum::{Datum, Timestamp, ToDatum};
-use crate::pg::heap::{Row, Table};
+use crate::pg::heap::{Fate, Row, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
-use crate::pg::spi;
+use crate::pg::{spi, xact};
 
 use super::body::Body;
 
@@ -100,12 +100,24 @@ pub fn write(jobs: &[Done]) -> Result<()> {
 }
 
 /// Up to `limit` of the jobs that came to their end until then, oldest first.
-pub fn read_until(until: i64, limit: usize, is_it: impl Fn(&Done) -> bool) -> Result<Vec<Done>> {
+/// Those that open transactions of others have deleted are left out.
+///
+/// * `is_it` - of its queue and when it came to its end
+pub fn read_until(
+    until: i64,
+    limit: usize,
+    is_it: impl Fn(&str, i64) -> bool,
+) -> Result<Vec<Done>> {
     let mut found = Vec::new();
     let table = Table::open(catalog::relation("done_entries")?, LockMode::AccessShare);
     let index = catalog::relation("done_entries_finalized_at")?;
     table.index_range(index, i64::MIN, until, Snapshot::SelfNow, |row| {
-        found.extend(Some(Done::from_row(row)?).filter(|row| is_it(row)));
+        let held = matches!(row.deleter(), Some(Fate::InProgress(xid)) if !xact::is_current(xid));
+        let (queue, ended) = (row.text(6).unwrap_or_default(), row.micros(3).unwrap_or(0));
+        // What is kept is not copied.
+        if !held && is_it(&queue, ended) {
+            found.push(Done::from_row(row)?);
+        }
         Ok(found.len() < limit)
     })?;
     table.close_release_lock();
@@ -117,11 +129,26 @@ DELETE FROM awa.done_entries WHERE job_id OPERATOR(pg_catalog.=) ANY ($1) RETURN
 
 /// Takes jobs out, and tells which: another transaction may have been faster.
 pub fn delete(job_ids: &[i64]) -> Result<Vec<i64>> {
+    delete_with(DELETE, job_ids)
+}
+
+const TAKE: &str = "
+DELETE FROM awa.done_entries WHERE job_id OPERATOR(pg_catalog.=) ANY (ARRAY(
+    SELECT job_id FROM awa.done_entries WHERE job_id OPERATOR(pg_catalog.=) ANY ($1)
+    FOR UPDATE SKIP LOCKED))
+RETURNING job_id";
+
+/// As `delete`, but waits for nobody.
+pub fn take(job_ids: &[i64]) -> Result<Vec<i64>> {
+    delete_with(TAKE, job_ids)
+}
+
+fn delete_with(statement: &'static str, job_ids: &[i64]) -> Result<Vec<i64>> {
     if job_ids.is_empty() {
         return Ok(Vec::new());
     }
     spi::as_owner(|spi| {
-        let rows = spi.query(DELETE, &[spi::Arg::bigint_array(job_ids)])?;
+        let rows = spi.query(statement, &[spi::Arg::bigint_array(job_ids)])?;
         rows.collect(|row| row.i64(1).ok_or_else(|| Error::internal("a job id is null")))
     })
 }

@@ -156,6 +156,7 @@ impl World {
             job.state = State::Popped { xid, receipt: p.receipt };
             job.deadline = p.deadline;
             job.described = false;
+            job.aside = 0;
             job.asked = false;
             job.claim = p.claim;
             let (key, segment) = (job.key, job.segment);

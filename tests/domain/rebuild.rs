@@ -210,6 +210,7 @@ impl World {
             for (receipt, position) in row.items {
                 let job = self.truth.jobs.get_mut(&position).unwrap();
                 job.described = false;
+                job.aside = 0;
                 d.restore_item(claim, (receipt, position), job.prior, job.deadline, job.closing)
                     .unwrap();
                 if job.asked {

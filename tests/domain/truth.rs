@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::domain::bits::CHUNK_SIZE;
+use crate::domain::dispatcher::OPEN_ASIDE;
 use crate::domain::entities::*;
 use crate::domain::undo::{Act, End, Entry};
 
@@ -71,6 +72,8 @@ pub struct Job {
     /// By the transaction that withdrew it from where `state` says it waits.
     pub held: Option<u32>,
     pub deadline: i64,
+    /// No rescue looks at it before.
+    pub aside: i64,
     pub claim: i64,
 }
 
@@ -181,6 +184,7 @@ impl Truth {
                         asked: false,
                         held: None,
                         deadline: i64::MAX,
+                        aside: 0,
                         claim: 0,
                     };
                     assert!(self.jobs.insert(position(chunk, offset), job).is_none());
@@ -247,6 +251,9 @@ impl Truth {
         assert!(matches!(job.state, State::Running { .. }) && job.closing.is_some());
         self.in_flight[usize::from(job.segment)] -= 1;
         job.closing = None;
+        if end == End::Open {
+            job.aside = now + OPEN_ASIDE;
+        }
         if matches!(end, End::Open | End::Asked) {
             job.asked |= end == End::Asked;
             return;

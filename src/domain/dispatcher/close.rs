@@ -119,9 +119,10 @@ impl Dispatcher<'_> {
     }
 
     /// Open items of dead runtimes, for the owner pass. False in `orphans` afterwards
-    /// means that none is left but those an open transaction holds or that were set aside.
+    /// means that none is left but those an open transaction holds. When all that are left
+    /// were set aside, the pass rests until the first of them may be looked at.
     pub fn orphaned(&mut self, db: Db, now: i64, limit: usize, receipts: &mut Vec<i64>) {
-        let mut from = 0;
+        let (mut from, mut aside) = (0, i64::MAX);
         while let Some(at) = self.runtimes.next_used(from) {
             from = at + 1;
             let runtime = self.runtimes[at];
@@ -136,8 +137,11 @@ impl Dispatcher<'_> {
                         if receipts.len() >= limit {
                             return;
                         }
-                        if !self.items[item].closing && self.items[item].aside <= now {
-                            receipts.push(self.items[item].receipt);
+                        let entry = &self.items[item];
+                        if !entry.closing && entry.aside <= now {
+                            receipts.push(entry.receipt);
+                        } else if !entry.closing {
+                            aside = aside.min(entry.aside);
                         }
                         item = self.items[item].next;
                     }
@@ -146,7 +150,11 @@ impl Dispatcher<'_> {
             }
         }
         if receipts.is_empty() {
-            self.base(db).orphans = false;
+            let database = self.base(db);
+            database.orphans = aside < i64::MAX;
+            if database.orphans {
+                database.rescues[Kind::Owner as usize].rest = aside;
+            }
         }
     }
 

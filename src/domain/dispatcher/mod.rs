@@ -22,6 +22,7 @@ pub use close::{Take, Taken};
 pub use cold::{Cold, Loaded};
 pub use enqueue::{Grant, Granted};
 pub use replay::{LaneName, Restored};
+pub use settle::OPEN_ASIDE;
 pub use wait::Wakes;
 pub use withdraw::{Withdraw, Withdrawn};
 
