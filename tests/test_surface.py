@@ -47,6 +47,9 @@ FUNCTIONS = {
     "snooze": ("receipt bigint, delay interval", "void"),
     "cancel_attempt": ("receipt bigint, reason text", "void"),
     "release": ("receipts bigint[]", "bigint"),
+    "set_progress": (
+        "receipt bigint, percent integer, message text, metadata jsonb", "void",
+    ),
     "extend": (
         "receipts bigint[], by interval",
         "TABLE(receipt bigint, deadline_at timestamp with time zone)",

@@ -98,6 +98,12 @@ CREATE FUNCTION awa.extend(receipts bigint[], by interval)
 RETURNS TABLE (receipt bigint, deadline_at timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_extend';
 
+CREATE FUNCTION awa.set_progress(
+    receipt bigint, percent int DEFAULT NULL, message text DEFAULT NULL,
+    metadata jsonb DEFAULT NULL)
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_set_progress';
+COMMENT ON FUNCTION awa.set_progress IS 'Tells how far an attempt has come';
+
 -- Look
 
 CREATE FUNCTION awa.jobs_rows()

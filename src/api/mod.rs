@@ -12,6 +12,7 @@ mod metrics;
 mod operate;
 pub mod preload;
 mod produce;
+mod progress;
 mod queue;
 mod rescue;
 mod result;

@@ -1,8 +1,8 @@
 //! The ends of attempts: completed, failed, released, rescued.
 
-use super::enqueue::write_deferred;
+use super::enqueue::{self, Promoted, write_deferred};
 use super::keys::{self, Patience, Switched, Switcher};
-use super::session::{confirm, reserve_log, with_log, with_open};
+use super::session::{begin_write, confirm, end_write, reserve_log, with_log, with_open};
 use crate::domain::backoff::Backoff;
 use crate::domain::dispatcher::{Take, Taken};
 use crate::domain::entities::{Database, Db, split};
@@ -12,13 +12,12 @@ use crate::error::{Error, Result, SqlState};
 use crate::pg::datum::Datum;
 use crate::pg::debug_point::debug_point;
 use crate::pg::xact;
-use crate::store::attempts;
 use crate::store::body::{self, Placed};
 use crate::store::closures::{self, NewClosure};
 use crate::store::deferred::{Deferred, Kind};
 use crate::store::done::{self, Done};
 use crate::store::outcome::Outcome;
-use crate::store::queues;
+use crate::store::{attempts, history, queues};
 
 /// A backoff longer than this waits on disk, microseconds.
 const SHORT: i64 = 60_000_000;
@@ -100,7 +99,19 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
         }
         probed = true;
     };
-    if waits {
+    if !waits {
+        // Who wrote about the attempt last may have ended long ago.
+        for (receipt, holder) in busy.drain(..).filter(|(_, xid)| !xact::is_in_progress(*xid)) {
+            let again = with_open(|d, db| {
+                d.end_note(db, receipt, holder);
+                with_log(|log| d.take(db, receipt, xid, subxact, owner, log))
+            })?;
+            taken.extend(match again {
+                Take::Taken(item) => Some(item),
+                Take::Busy(_) | Take::Stale => None,
+            });
+        }
+    } else {
         debug_point!("close_taken", interruptible);
         for (receipt, mut holder) in busy {
             loop {
@@ -109,6 +120,7 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
                 xact::wait_for_xid(holder);
                 let again = with_open(|d, db| {
                     with_log(|log| d.take(db, receipt, xid, subxact, owner, log))
+                    d.end_note(db, receipt, holder);
                 })?;
                 match again {
                     Take::Taken(item) => taken.push(item),
@@ -131,6 +143,27 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
 }
 
 /// One closure row a claim and end: `Taken` of one claim, in the order of their items.
+/// Puts jobs into their lanes with new bodies.
+fn write_ready(db: Db, mut jobs: Vec<(u32, Promoted)>) -> Result<()> {
+    begin_write(db)?;
+    jobs.sort_by_key(|(lane, _)| *lane);
+    for run in jobs.chunk_by(|a, b| a.0 == b.0) {
+        let Some((lane, _)) = run.first() else { continue };
+        let (queue, shard) = lane_name(*lane);
+        let jobs = run.iter().map(|(_, job)| Promoted { shard, ..*job }).collect();
+        enqueue::promote(&queue, jobs)?;
+    }
+    end_write();
+    Ok(())
+}
+
+/// The queue and the shard of a lane.
+fn lane_name(lane: u32) -> (String, u8) {
+    let found = super::with(|d| d.lanes.get(lane).map(|l| (l.queue, l.shard)));
+    let (queue, shard) = found.unwrap_or((crate::domain::table::NIL, 0));
+    (super::queue_name(queue), shard)
+}
+
 struct Batch {
     segment: u8,
     claim: i64,
@@ -217,11 +250,10 @@ pub fn complete_with_result(hold: Hold, result: Datum) -> Result<()> {
     confirm(hold.db, hold.generation)
 }
 
-/// The items whose bodies may have a unique key, or that were asked to stop, with their
-/// bodies.
-fn keyed(taken: &[Taken]) -> Result<Vec<(Taken, Placed)>> {
-    let mut items: Vec<Taken> =
-        taken.iter().filter(|item| item.keyed || item.asked).copied().collect();
+/// The items whose bodies may have a unique key, or about which there may be a row, with
+/// their bodies.
+fn marked(taken: &[Taken]) -> Result<Vec<(Taken, Placed)>> {
+    let mut items: Vec<Taken> = taken.iter().filter(|item| !is_plain(item)).copied().collect();
     items.sort_unstable_by_key(|item| item.segment);
     let mut found = Vec::with_capacity(items.len());
     for run in items.chunk_by(|a, b| a.segment == b.segment) {
@@ -232,16 +264,21 @@ fn keyed(taken: &[Taken]) -> Result<Vec<(Taken, Placed)>> {
 }
 
 /// Frees the unique keys of jobs that came to their end, or keeps them where the mask says
-/// so. Only owners complete, so open transactions are waited for. Requests to stop that came
-/// to nothing are forgotten.
+/// Nothing is to be looked up in other tables when the attempt ends.
+fn is_plain(item: &Taken) -> bool {
+    !item.keyed && !item.asked && !item.noted
+}
+
+/// so. Only owners complete, so open transactions are waited for. Progress is forgotten, and
+/// requests to stop that came to nothing.
 fn end_keys(taken: &[Taken], to: State) -> Result<()> {
-    if taken.iter().all(|item| !item.keyed && !item.asked) {
+    if taken.iter().all(is_plain) {
         return Ok(());
     }
     let mut switcher = Switcher::new(Patience::Wait);
-    for (item, mut job) in keyed(taken)? {
-        if item.asked {
-            attempts::forget(job.job_id(), item.receipt)?;
+    for (item, mut job) in marked(taken)? {
+        if item.asked || item.noted {
+            attempts::forget(job.job_id(), item.receipt, true)?;
         }
         switcher.end(job.job_id(), &mut job.body, State::Running, to)?;
     }
@@ -308,6 +345,8 @@ impl Verdict {
         }
     }
 }
+    /// Into its lane at once, with a new body.
+    NewBody,
 
 /// An attempt as a judge sees it.
 pub struct Case<'a> {
@@ -383,12 +422,13 @@ pub fn cancel(hold: Hold, reason: Option<&str>) -> Result<()> {
 }
 
 /// Gives attempts back: none of them counts. Jobs are read only where a unique key may have
-/// to move, or the attempt was asked to stop, which cancels its job.
+/// to move, or there may be a row about the attempt: that it was asked to stop, which cancels
+/// its job, or its progress.
 pub fn give_back(hold: Hold) -> Result<u64> {
     let now = xact::micros();
     let Hold { db, patience, generation, taken } = hold;
     let (with_key, plain): (Vec<Taken>, Vec<Taken>) =
-        taken.into_iter().partition(|item| item.keyed || item.asked);
+        taken.into_iter().partition(|item| !is_plain(item));
     let mut given_back = 0;
     if !with_key.is_empty() {
         let hold = Hold { db, patience, generation, taken: with_key };
@@ -434,16 +474,25 @@ impl Plan<'_> {
         attempt: i16,
         verdict: Verdict,
     ) -> Result<Verdict> {
-        let mut reason = None;
-        let verdict = match verdict {
-            // What was asked to stop has no other end but completion.
-            _ if item.asked => {
-                reason = attempts::forget(job.job_id(), item.receipt)?;
-                Verdict::Cancel
+    ready: Vec<(u32, Promoted)>,
+        let mut said = attempts::Said::default();
+        if item.asked || item.noted {
+            match attempts::forget(job.job_id(), item.receipt, switcher.may_wait())? {
+                Some(row) => said = row,
+                None => return Ok(self.skip(item)),
             }
-            verdict => verdict,
-        };
-        let (place, to) = verdict.target(job, self.now);
+        }
+        // What was asked to stop has no other end but completion.
+        let (verdict, reason) =
+            if item.asked { (Verdict::Cancel, said.cancel_reason) } else { (verdict, None) };
+        let mut job = *job;
+        let (mut place, to) = verdict.target(&job, self.now);
+        if let Some(progress) = said.progress {
+            // It goes on with the body, so the job gets a new one.
+            job.body.history = history::with_progress(job.body.history, progress);
+            place = if place == Place::Lane { Place::NewBody } else { Place::Deferred };
+        }
+        let job = &job;
         if to.is_terminal() {
             return self.end(switcher, item, (job, attempt), verdict, reason);
         }
@@ -496,7 +545,7 @@ impl Plan<'_> {
             return Ok(self.skip(item));
         }
         body.attempts = attempt;
-        body.history = crate::store::history::with_error(
+        body.history = history::with_error(
             self.history(item, job, attempt)?,
             attempt,
             self.now,
@@ -530,7 +579,7 @@ impl Plan<'_> {
         } else {
             job.body.history
         };
-        Ok(crate::store::history::with_error(history, attempt, self.now, self.error))
+        Ok(history::with_error(history, attempt, self.now, self.error))
     }
 
     fn retry(
@@ -543,7 +592,8 @@ impl Plan<'_> {
         place: Place,
     ) -> Result<()> {
         let is_short = due - self.now <= SHORT;
-        if is_short && place != Place::Deferred && self.release(item, used, outcome, due)? {
+        let in_place = is_short && matches!(place, Place::Lane | Place::Any);
+        if in_place && self.release(item, used, outcome, due)? {
             return Ok(());
         }
         if place == Place::Lane {
@@ -587,6 +637,14 @@ impl Plan<'_> {
                     d.reserve_release(self.db, (item.lane, chunk), used, snoozed, due, log, subxact)
                 }),
             };
+        if place == Place::NewBody {
+            body.run_at = Some(body.run_at());
+            let (job_id, priority) = (job.job_id(), item.priority);
+            self.ready.push((item.lane, Promoted { job_id, priority, shard: 0, body }));
+            batch(&mut self.batches, item, Outcome::Moved, None);
+            self.ends.push((item.log, End::Moved));
+            return Ok(());
+        }
             if let Some(release) = release {
                 d.add_to_release(release, offset);
             }
@@ -633,9 +691,8 @@ impl Plan<'_> {
         let mut known: Option<(u32, String, u8)> = None;
         let mut name = |lane: u32| {
             if known.as_ref().is_none_or(|(of, ..)| *of != lane) {
-                let found = super::with(|d| d.lanes.get(lane).map(|l| (l.queue, l.shard)));
-                let (queue, shard) = found.unwrap_or((crate::domain::table::NIL, 0));
-                known = Some((lane, super::queue_name(queue), shard));
+                let (queue, shard) = lane_name(lane);
+                known = Some((lane, queue, shard));
             }
             known.as_ref().map_or_else(Default::default, |(_, name, shard)| (name.clone(), *shard))
         };
@@ -647,3 +704,6 @@ impl Plan<'_> {
         }
     }
 }
+        if !self.ready.is_empty() {
+            write_ready(self.db, self.ready)?;
+        }

@@ -45,7 +45,8 @@ pub struct Enqueued {
     pub is_duplicate: bool,
 }
 
-/// A ready job that was deferred, on its way into its lane.
+/// A ready job that was elsewhere, on its way into its lane.
+#[derive(Clone, Copy)]
 pub struct Promoted {
     pub job_id: i64,
     pub priority: u8,

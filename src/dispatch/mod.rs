@@ -15,6 +15,7 @@ mod key_check;
 pub mod keys;
 mod layout;
 mod place_check;
+pub mod progress;
 pub mod replay;
 pub mod revive;
 pub mod seize;

@@ -430,6 +430,11 @@ pub struct Item {
     /// Attempts used before this one, or AS_BODY.
     pub prior: i16,
     pub closer: u32,
+    /// It has a row in `attempt_state`, or may have one: who closes it has to look.
+    pub noted: bool,
+    /// The transaction that wrote there last, if its end may be open: who closes the item
+    /// waits for it. Nobody takes it back when it ends, who finds it has to look.
+    pub noter: u32,
     pub claim: u32,
     pub receipt: i64,
     pub position: i64,

@@ -1,4 +1,5 @@
-//! What a job's body carries from row to row: the errors of its attempts.
+//! What a job's body carries from row to row: the errors of its attempts, and the progress
+//! that the last one had made.
 
 use serde_json::{Value, json};
 
@@ -18,14 +19,30 @@ pub fn with_error(
     error: Option<&str>,
 ) -> Option<Datum> {
     let Some(error) = error else { return history };
-    let mut value =
-        history.map(datum::own_json).filter(Value::is_object).unwrap_or_else(|| json!({}));
+    let mut value = value(history);
     let entry = entry(attempt, at, error);
     match value.get_mut("errors").and_then(Value::as_array_mut) {
         Some(errors) => errors.push(entry),
         None => value["errors"] = json!([entry]),
     }
     Some(value.to_datum())
+}
+
+fn value(history: Option<Datum>) -> Value {
+    history.map(datum::own_json).filter(Value::is_object).unwrap_or_else(|| json!({}))
+}
+
+/// The history with other progress.
+pub fn with_progress(history: Option<Datum>, progress: Value) -> Option<Datum> {
+    let mut value = value(history);
+    value["progress"] = progress;
+    Some(value.to_datum())
+}
+
+/// The progress in a history.
+pub fn progress(history: Option<Datum>) -> Option<Value> {
+    let mut value = history.map(datum::own_json)?;
+    value.get_mut("progress").map(Value::take).filter(|progress| !progress.is_null())
 }
 
 /// An error as it is kept and shown.
