@@ -156,6 +156,20 @@ CREATE FUNCTION awa.get_result(job_id bigint, wait interval DEFAULT '0')
 RETURNS jsonb LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_get_result';
 COMMENT ON FUNCTION awa.get_result IS 'The result of a completed job; waits for its end if asked';
 
+CREATE FUNCTION awa.dlq_rows()
+RETURNS TABLE (
+    job_id bigint, queue text, kind text, args jsonb, attempt smallint, dlq_reason text,
+    dlq_at timestamptz, last_error text, priority smallint, max_attempts smallint,
+    run_at timestamptz, created_at timestamptz, errors jsonb[], metadata jsonb, tags text[],
+    unique_key bytea, progress jsonb, run_lease bigint)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_dlq_rows';
+
+CREATE VIEW awa.dlq WITH (security_barrier) AS
+    SELECT job_id, queue, kind, args, attempt, dlq_reason, dlq_at, last_error, priority,
+           max_attempts, run_at, created_at, errors, metadata, tags, unique_key, progress,
+           run_lease
+    FROM awa.dlq_rows();
+
 CREATE FUNCTION awa.queue_stats_rows()
 RETURNS TABLE (
     queue text, paused boolean, scheduled bigint, available bigint, running bigint,
@@ -203,6 +217,22 @@ COMMENT ON FUNCTION awa.retry_failed IS 'Makes failed jobs available again and r
 CREATE FUNCTION awa.discard_failed(queue text DEFAULT NULL, kind text DEFAULT NULL)
 RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_discard_failed';
 COMMENT ON FUNCTION awa.discard_failed IS 'Forgets failed jobs and returns how many';
+
+CREATE FUNCTION awa.dlq_retry(job_id bigint, opts jsonb DEFAULT '{}')
+RETURNS awa.job_state LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_dlq_retry';
+COMMENT ON FUNCTION awa.dlq_retry IS 'Makes a dead letter available again, or schedules it';
+
+CREATE FUNCTION awa.dlq_retry_many(filter jsonb)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_dlq_retry_many';
+COMMENT ON FUNCTION awa.dlq_retry_many IS 'Makes dead letters available again and returns how many';
+
+CREATE FUNCTION awa.dlq_purge(filter jsonb)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_dlq_purge';
+COMMENT ON FUNCTION awa.dlq_purge IS 'Forgets dead letters and returns how many';
+
+CREATE FUNCTION awa.dlq_move(job_id bigint, reason text)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_dlq_move';
+COMMENT ON FUNCTION awa.dlq_move IS 'Makes a failed job a dead letter';
 
 CREATE FUNCTION awa.configure_queue(queue text, settings jsonb)
 RETURNS jsonb LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_configure_queue';

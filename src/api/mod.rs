@@ -5,6 +5,8 @@ mod args;
 mod cancel;
 mod claim;
 mod close;
+mod dlq;
+mod filter;
 mod grants;
 mod jobs;
 mod look;

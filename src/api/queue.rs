@@ -14,7 +14,7 @@ use crate::pg::snapshot::Snapshot;
 use crate::pg::{latch, xact};
 use crate::store::acl::Profile;
 use crate::store::segments::{self, Known};
-use crate::store::{lanes, queues};
+use crate::store::{dlq, lanes, queues};
 
 sql_function!(awa_prepare_queue, prepare);
 sql_function!(awa_pause_queue, pause);
@@ -51,6 +51,7 @@ pub(super) struct Stats {
     /// When the oldest job that waits to be claimed became available.
     pub oldest: Option<i64>,
     rates: (f64, f64),
+    pub dead: i64,
 }
 
 /// The next queue in memory, and where to go on; it is shown if anybody used it.
@@ -68,6 +69,7 @@ fn look(
         counts: queue.counts,
         oldest: d.oldest_ready(at),
         rates: (queue.enqueued.per_second(now), queue.completed.per_second(now)),
+        dead: 0,
     };
     Some((at + 1, (queue.db == db && used).then(|| (queue.copy_name(), stats))))
 }
@@ -148,6 +150,9 @@ pub(super) fn read_stats(now: i64) -> Result<BTreeMap<String, Stats>> {
             entry.counts.failed += total.ends.failed;
             entry.counts.cancelled += total.ends.cancelled;
         }
+        for (queue, jobs) in dlq::counts()?.into_iter().filter(|(_, jobs)| *jobs != 0) {
+            stats.entry(queue).or_default().dead = jobs;
+        }
         return Ok(stats);
     }
 }
@@ -169,7 +174,7 @@ fn stats(call: &mut Call) -> Result<Returned> {
             Some(running.to_datum()),
             Some(retryable.to_datum()),
             Some(0_i64.to_datum()),
-            Some(0_i64.to_datum()),
+            Some(stats.dead.to_datum()),
             Some(completed.to_datum()),
             Some(failed.to_datum()),
             Some(cancelled.to_datum()),

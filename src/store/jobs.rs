@@ -7,7 +7,7 @@ use super::body::{self, Body, Placed};
 use super::evidence::{self, AttemptEnd, Detail, Evidence, Sight};
 use super::lanes::{self, LaneRow};
 use super::outcome::Outcome;
-use super::{deferred, done, history};
+use super::{attempts, deferred, dlq, done, history};
 use crate::domain::entities::{SEGMENTS, split};
 use crate::error::Result;
 use crate::pg::datum::{Datum, ToDatum};
@@ -215,7 +215,8 @@ fn of_done(row: done::Done) -> Job {
 /// The jobs that lie outside the segments.
 pub fn of_tables(snapshot: Snapshot, take: &mut impl FnMut(Job) -> Result<bool>) -> Result<()> {
     deferred::read_all(snapshot, |row| take(of_deferred(row)))?;
-    done::read_all(snapshot, |row| take(of_done(row)))
+    done::read_all(snapshot, |row| take(of_done(row)))?;
+    dlq::read_all(snapshot, |row| take(of_done(row.done)))
 }
 
 /// One job, wherever it is.
@@ -236,5 +237,8 @@ pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Job>> {
     if let Some(row) = deferred::find(job_id, snapshot)? {
         return Ok(Some(of_deferred(row)));
     }
-    Ok(done::find(job_id, snapshot)?.map(of_done))
+    if let Some(row) = done::find(job_id, snapshot)? {
+        return Ok(Some(of_done(row)));
+    }
+    Ok(dlq::find(job_id, snapshot)?.map(|row| of_done(row.done)))
 }

@@ -8,6 +8,7 @@ pub mod chunks;
 pub mod claims;
 pub mod closures;
 pub mod deferred;
+pub mod dlq;
 pub mod done;
 pub mod epochs;
 pub mod evidence;
