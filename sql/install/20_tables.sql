@@ -931,6 +931,14 @@ CREATE TABLE awa.job_unique_claims (
 );
 SELECT pg_catalog.pg_extension_config_dump('awa.job_unique_claims', '');
 
+-- Until when no other job is accepted for a key (see the option "throttle").
+CREATE TABLE awa.job_throttles (
+    unique_key bytea PRIMARY KEY,
+    job_id     bigint NOT NULL,
+    until      timestamptz NOT NULL
+);
+SELECT pg_catalog.pg_extension_config_dump('awa.job_throttles', '');
+
 CREATE TABLE awa.attempt_state (
     job_id              bigint NOT NULL,
     receipt             bigint NOT NULL,

@@ -16,6 +16,7 @@ pub mod keys;
 mod layout;
 mod place_check;
 pub mod progress;
+pub mod replace;
 pub mod replay;
 pub mod revive;
 pub mod seize;

@@ -21,5 +21,6 @@ pub mod recoveries;
 pub mod runtimes;
 pub mod segments;
 pub mod settings;
+pub mod throttles;
 pub mod timeline;
 pub mod unique;
