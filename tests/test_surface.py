@@ -80,6 +80,7 @@ FUNCTIONS = {
     "get_result": ("job_id bigint, wait interval", "jsonb"),
     "get_job": ("job_id bigint", "SETOF awa.jobs"),
     "prepare_queue": ("queue text", "void"),
+    "drain_queue": ("queue text", "bigint"),
     "pause_queue": ("queue text, by text", "boolean"),
     "resume_queue": ("queue text", "boolean"),
     "grant_access": ("role_name name, profile text, queues text[]", "void"),

@@ -247,6 +247,10 @@ RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_p
 CREATE FUNCTION awa.resume_queue(queue text)
 RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_resume_queue';
 
+CREATE FUNCTION awa.drain_queue(queue text)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_drain_queue';
+COMMENT ON FUNCTION awa.drain_queue IS 'Cancels the jobs that wait in a queue and returns how many';
+
 CREATE FUNCTION awa.grant_access(role_name name, profile text, queues text[] DEFAULT NULL)
 RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_grant_access';
 COMMENT ON FUNCTION awa.grant_access IS 'Lets a role produce, work, operate or read';

@@ -1,4 +1,4 @@
-//! prepare_queue, pause_queue, resume_queue, queue_stats.
+//! prepare_queue, pause_queue, resume_queue, drain_queue, queue_stats.
 
 use std::collections::BTreeMap;
 
@@ -19,6 +19,7 @@ use crate::store::{dlq, lanes, queues};
 sql_function!(awa_prepare_queue, prepare);
 sql_function!(awa_pause_queue, pause);
 sql_function!(awa_resume_queue, resume);
+sql_function!(awa_drain_queue, drain);
 sql_function!(awa_queue_stats_rows, stats);
 
 fn prepare(call: &mut Call) -> Result<Returned> {
@@ -41,6 +42,14 @@ fn resume(call: &mut Call) -> Result<Returned> {
     let queue = args::queue(call, 0)?;
     access::check(&queue, Profile::Operator)?;
     Ok(Returned::value(queues::set_paused(&queue, false, None)?))
+}
+
+fn drain(call: &mut Call) -> Result<Returned> {
+    xact::ensure_writable("awa.drain_queue()")?;
+    let queue = args::queue(call, 0)?;
+    access::check(&queue, Profile::Operator)?;
+    queues::ensure_exists(&queue)?;
+    Ok(Returned::value(dispatch::cancel::drain(&queue)? as i64))
 }
 
 #[derive(Clone, Copy, Default)]
