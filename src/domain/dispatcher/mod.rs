@@ -127,6 +127,7 @@ impl Dispatcher<'_> {
         database.generation += 1;
         database.attached = database.generation;
         database.changes = 0;
+        database.rescues = Default::default();
         database.next_chunk = block.0;
         database.end_chunk = block.0 + block.1;
         database.floor = block.0;
