@@ -6,8 +6,10 @@ use serde_json::{Value, json};
 use crate::domain::clock;
 use crate::pg::datum::{self, Datum, ToDatum};
 
-/// An error text is kept up to this many bytes.
+/// An error text is kept up to this many bytes, the note about what is missing included: to
+/// cut twice changes nothing.
 const MAX_ERROR: usize = 8192;
+const NOTE: usize = 64;
 
 /// The history with one more error; as it was where there is none.
 ///
@@ -69,7 +71,7 @@ pub fn cut(error: &str) -> String {
     if clean.len() <= MAX_ERROR {
         return clean;
     }
-    let mut end = MAX_ERROR;
+    let mut end = MAX_ERROR - NOTE;
     while !clean.is_char_boundary(end) {
         end -= 1;
     }
