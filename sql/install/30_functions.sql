@@ -109,6 +109,12 @@ CREATE FUNCTION awa.extend(receipts bigint[], by interval)
 RETURNS TABLE (receipt bigint, deadline_at timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_extend';
 
+CREATE FUNCTION awa.set_progress(
+    receipt bigint, percent int DEFAULT NULL, message text DEFAULT NULL,
+    metadata jsonb DEFAULT NULL)
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_set_progress';
+COMMENT ON FUNCTION awa.set_progress IS 'Tells how far an attempt has come';
+
 -- Look
 
 CREATE FUNCTION awa.jobs_rows()
@@ -161,6 +167,20 @@ CREATE FUNCTION awa.get_result(job_id bigint, wait interval DEFAULT '0')
 RETURNS jsonb LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_get_result';
 COMMENT ON FUNCTION awa.get_result IS 'The result of a completed job; waits for its end if asked';
 
+CREATE FUNCTION awa.dlq_rows()
+RETURNS TABLE (
+    job_id bigint, queue text, kind text, args jsonb, attempt smallint, dlq_reason text,
+    dlq_at timestamptz, last_error text, priority smallint, max_attempts smallint,
+    run_at timestamptz, created_at timestamptz, errors jsonb[], metadata jsonb, tags text[],
+    unique_key bytea, progress jsonb, run_lease bigint)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_dlq_rows';
+
+CREATE VIEW awa.dlq WITH (security_barrier) AS
+    SELECT job_id, queue, kind, args, attempt, dlq_reason, dlq_at, last_error, priority,
+           max_attempts, run_at, created_at, errors, metadata, tags, unique_key, progress,
+           run_lease
+    FROM awa.dlq_rows();
+
 CREATE FUNCTION awa.queue_stats_rows()
 RETURNS TABLE (
     queue text, paused boolean, scheduled bigint, available bigint, running bigint,
@@ -209,6 +229,22 @@ CREATE FUNCTION awa.discard_failed(queue text DEFAULT NULL, kind text DEFAULT NU
 RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_discard_failed';
 COMMENT ON FUNCTION awa.discard_failed IS 'Forgets failed jobs and returns how many';
 
+CREATE FUNCTION awa.dlq_retry(job_id bigint, opts jsonb DEFAULT '{}')
+RETURNS awa.job_state LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_dlq_retry';
+COMMENT ON FUNCTION awa.dlq_retry IS 'Makes a dead letter available again, or schedules it';
+
+CREATE FUNCTION awa.dlq_retry_many(filter jsonb)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_dlq_retry_many';
+COMMENT ON FUNCTION awa.dlq_retry_many IS 'Makes dead letters available again and returns how many';
+
+CREATE FUNCTION awa.dlq_purge(filter jsonb)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_dlq_purge';
+COMMENT ON FUNCTION awa.dlq_purge IS 'Forgets dead letters and returns how many';
+
+CREATE FUNCTION awa.dlq_move(job_id bigint, reason text)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_dlq_move';
+COMMENT ON FUNCTION awa.dlq_move IS 'Makes a failed job a dead letter';
+
 CREATE FUNCTION awa.configure_queue(queue text, settings jsonb)
 RETURNS jsonb LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_configure_queue';
 COMMENT ON FUNCTION awa.configure_queue IS 'Changes settings of a queue and returns all in force';
@@ -221,6 +257,10 @@ RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_p
 
 CREATE FUNCTION awa.resume_queue(queue text)
 RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_resume_queue';
+
+CREATE FUNCTION awa.drain_queue(queue text)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_drain_queue';
+COMMENT ON FUNCTION awa.drain_queue IS 'Cancels the jobs that wait in a queue and returns how many';
 
 CREATE FUNCTION awa.grant_access(role_name name, profile text, queues text[] DEFAULT NULL)
 RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_grant_access';

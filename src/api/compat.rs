@@ -140,9 +140,13 @@ impl Batch {
         let tags = self.tags.at(at).map(read_tags).transpose()?;
         let state = self.states.at(at).map(read_state).transpose()?;
         let unique = match (self.unique_keys.at(at), self.unique_states.at(at)) {
-            (Some(key), Some(states)) => {
-                Some(Unique { key, mask: Mask(states.0), is_strict: !self.skips_conflicts })
-            }
+            (Some(key), Some(states)) => Some(Unique {
+                key,
+                mask: Mask(states.0),
+                is_strict: !self.skips_conflicts,
+                replace: None,
+                throttle: None,
+            }),
             // A key without states is not unique.
             _ => None,
         };

@@ -1,24 +1,24 @@
 //! The ends of attempts: completed, failed, released, rescued.
 
-use super::enqueue::write_deferred;
+use super::enqueue::{self, Promoted, write_deferred};
 use super::keys::{self, Patience, Switched, Switcher};
-use super::session::{confirm, reserve_log, with_log, with_open};
+use super::session::{begin_write, confirm, end_write, reserve_log, with_log, with_open};
 use crate::domain::backoff::Backoff;
 use crate::domain::dispatcher::{Take, Taken};
-use crate::domain::entities::{Database, Db, split};
+use crate::domain::entities::{Database, Db, QueueSettings, split};
 use crate::domain::undo::End;
 use crate::domain::unique::State;
 use crate::error::{Error, Result, SqlState};
 use crate::pg::datum::Datum;
 use crate::pg::debug_point::debug_point;
 use crate::pg::xact;
-use crate::store::attempts;
 use crate::store::body::{self, Placed};
 use crate::store::closures::{self, NewClosure};
 use crate::store::deferred::{Deferred, Kind};
+use crate::store::dlq::{self, Dead};
 use crate::store::done::{self, Done};
 use crate::store::outcome::Outcome;
-use crate::store::queues;
+use crate::store::{attempts, history, queues};
 
 /// A backoff longer than this waits on disk, microseconds.
 const SHORT: i64 = 60_000_000;
@@ -100,7 +100,19 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
         }
         probed = true;
     };
-    if waits {
+    if !waits {
+        // Who wrote about the attempt last may have ended long ago.
+        for (receipt, holder) in busy.drain(..).filter(|(_, xid)| !xact::is_in_progress(*xid)) {
+            let again = with_open(|d, db| {
+                d.end_note(db, receipt, holder);
+                with_log(|log| d.take(db, receipt, xid, subxact, owner, log))
+            })?;
+            taken.extend(match again {
+                Take::Taken(item) => Some(item),
+                Take::Busy(_) | Take::Stale => None,
+            });
+        }
+    } else {
         debug_point!("close_taken", interruptible);
         for (receipt, mut holder) in busy {
             loop {
@@ -108,6 +120,7 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
                 // cancels work. No lock of ours is held.
                 xact::wait_for_xid(holder);
                 let again = with_open(|d, db| {
+                    d.end_note(db, receipt, holder);
                     with_log(|log| d.take(db, receipt, xid, subxact, owner, log))
                 })?;
                 match again {
@@ -128,6 +141,27 @@ pub fn take(receipts: &[i64], closer: Closer) -> Result<Hold> {
     }
     let patience = if waits { Patience::Wait } else { Patience::Skip };
     Ok(Hold { db, patience, generation, taken })
+}
+
+/// Puts jobs into their lanes with new bodies.
+fn write_ready(db: Db, mut jobs: Vec<(u32, Promoted)>) -> Result<()> {
+    begin_write(db)?;
+    jobs.sort_by_key(|(lane, _)| *lane);
+    for run in jobs.chunk_by(|a, b| a.0 == b.0) {
+        let Some((lane, _)) = run.first() else { continue };
+        let (queue, shard) = lane_name(*lane);
+        let jobs = run.iter().map(|(_, job)| Promoted { shard, ..*job }).collect();
+        enqueue::promote(&queue, jobs)?;
+    }
+    end_write();
+    Ok(())
+}
+
+/// The queue and the shard of a lane.
+fn lane_name(lane: u32) -> (String, u8) {
+    let found = super::with(|d| d.lanes.get(lane).map(|l| (l.queue, l.shard)));
+    let (queue, shard) = found.unwrap_or((crate::domain::table::NIL, 0));
+    (super::queue_name(queue), shard)
 }
 
 /// One closure row a claim and end: `Taken` of one claim, in the order of their items.
@@ -217,11 +251,10 @@ pub fn complete_with_result(hold: Hold, result: Datum) -> Result<()> {
     confirm(hold.db, hold.generation)
 }
 
-/// The items whose bodies may have a unique key, or that were asked to stop, with their
-/// bodies.
-fn keyed(taken: &[Taken]) -> Result<Vec<(Taken, Placed)>> {
-    let mut items: Vec<Taken> =
-        taken.iter().filter(|item| item.keyed || item.asked).copied().collect();
+/// The items whose bodies may have a unique key, or about which there may be a row, with
+/// their bodies.
+fn marked(taken: &[Taken]) -> Result<Vec<(Taken, Placed)>> {
+    let mut items: Vec<Taken> = taken.iter().filter(|item| !is_plain(item)).copied().collect();
     items.sort_unstable_by_key(|item| item.segment);
     let mut found = Vec::with_capacity(items.len());
     for run in items.chunk_by(|a, b| a.segment == b.segment) {
@@ -231,17 +264,22 @@ fn keyed(taken: &[Taken]) -> Result<Vec<(Taken, Placed)>> {
     Ok(found)
 }
 
+/// Nothing is to be looked up in other tables when the attempt ends.
+fn is_plain(item: &Taken) -> bool {
+    !item.keyed && !item.asked && !item.noted
+}
+
 /// Frees the unique keys of jobs that came to their end, or keeps them where the mask says
-/// so. Only owners complete, so open transactions are waited for. Requests to stop that came
-/// to nothing are forgotten.
+/// so. Only owners complete, so open transactions are waited for. Progress is forgotten, and
+/// requests to stop that came to nothing.
 fn end_keys(taken: &[Taken], to: State) -> Result<()> {
-    if taken.iter().all(|item| !item.keyed && !item.asked) {
+    if taken.iter().all(is_plain) {
         return Ok(());
     }
     let mut switcher = Switcher::new(Patience::Wait);
-    for (item, mut job) in keyed(taken)? {
-        if item.asked {
-            attempts::forget(job.job_id(), item.receipt)?;
+    for (item, mut job) in marked(taken)? {
+        if item.asked || item.noted {
+            attempts::forget(job.job_id(), item.receipt, true)?;
         }
         switcher.end(job.job_id(), &mut job.body, State::Running, to)?;
     }
@@ -254,6 +292,25 @@ pub(super) fn decide(taken: &[Taken], end: impl Fn(&Taken) -> End) {
             log.decide(item.log, end(item));
         }
     });
+}
+
+/// Why a job has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// No attempt is left.
+    Exhausted,
+    /// Its worker says that no other attempt would help.
+    Terminal,
+}
+
+impl Cause {
+    /// As dead letters say it.
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Exhausted => "max_attempts_exhausted",
+            Self::Terminal => "terminal_error",
+        }
+    }
 }
 
 /// What becomes of an attempt that did not complete.
@@ -271,7 +328,7 @@ pub enum Verdict {
     Snooze {
         due: i64,
     },
-    Fail,
+    Fail(Cause),
     /// Not a judge's: the job's unique key went to another one, and it cannot go on.
     Cancel,
     /// Not a judge's either: an open transaction has the key, so the attempt stays open.
@@ -288,6 +345,8 @@ enum Place {
     /// Its unique key has to move when its time comes, which takes a transaction: the
     /// promotion of deferred jobs is one, the firing of a timer is not.
     Deferred,
+    /// Into its lane at once, with a new body.
+    NewBody,
 }
 
 impl Verdict {
@@ -303,7 +362,7 @@ impl Verdict {
             Self::GiveBack { .. } | Self::Snooze { .. } => {
                 (place(State::Scheduled), State::Scheduled)
             }
-            Self::Fail => (Place::Any, State::Failed),
+            Self::Fail(_) => (Place::Any, State::Failed),
             Self::Cancel | Self::Skip => (Place::Any, State::Cancelled),
         }
     }
@@ -338,10 +397,11 @@ pub fn conclude(
     for run in taken.chunk_by(|a, b| a.segment == b.segment) {
         let positions: Vec<i64> = run.iter().map(|item| item.position).collect();
         let jobs = body::read(run[0].segment, &positions)?;
-        let backoffs = backoffs(run)?;
-        let mut plan = Plan { db, generation, now, error, is_thorough, ..Plan::default() };
-        for ((item, job), backoff) in run.iter().zip(&jobs).zip(backoffs) {
+        let queues = settings(run)?;
+        let mut plan = Plan { db, generation, now, error, is_thorough, queues, ..Plan::default() };
+        for (item, job) in run.iter().zip(&jobs) {
             let attempt = attempt_of(item);
+            let backoff = plan.queue(item).backoff;
             let verdict = judge(&Case { taken: item, job, attempt, backoff });
             verdicts.push(plan.add(&mut switcher, item, job, attempt, verdict)?);
         }
@@ -351,30 +411,21 @@ pub fn conclude(
     Ok(verdicts)
 }
 
-/// How each attempt's queue backs off, as its settings are now.
-fn backoffs(taken: &[Taken]) -> Result<Vec<Backoff>> {
-    // Under the lock nothing is allocated: room for all is made before.
-    let mut unloaded: Vec<u32> = Vec::with_capacity(taken.len());
-    super::with(|d| {
-        for item in taken {
-            let unread = d.queues.get(item.queue).is_some_and(|q| !q.loaded);
-            if unread && unloaded.last() != Some(&item.queue) {
-                unloaded.push(item.queue);
-            }
+/// The settings of the queues of attempts, as they are now.
+fn settings(taken: &[Taken]) -> Result<Vec<(u32, QueueSettings)>> {
+    let mut queues: Vec<u32> = taken.iter().map(|item| item.queue).collect();
+    queues.sort_unstable();
+    queues.dedup();
+    let mut settings = Vec::with_capacity(queues.len());
+    for at in queues {
+        let loaded = super::with(|d| d.queues.get(at).is_none_or(|q| q.loaded));
+        if !loaded {
+            queues::ensure_loaded(&super::queue_name(at))?;
         }
-    });
-    unloaded.sort_unstable();
-    unloaded.dedup();
-    for queue in unloaded {
-        queues::ensure_loaded(&super::queue_name(queue))?;
+        let found = super::with(|d| d.queues.get(at).map(|q| q.settings));
+        settings.push((at, found.unwrap_or_default()));
     }
-    let mut backoffs = Vec::with_capacity(taken.len());
-    super::with(|d| {
-        backoffs.extend(taken.iter().map(|item| {
-            d.queues.get(item.queue).map_or_else(Default::default, |q| q.settings.backoff)
-        }));
-    });
-    Ok(backoffs)
+    Ok(settings)
 }
 
 /// Cancels attempts for a reason.
@@ -383,12 +434,13 @@ pub fn cancel(hold: Hold, reason: Option<&str>) -> Result<()> {
 }
 
 /// Gives attempts back: none of them counts. Jobs are read only where a unique key may have
-/// to move, or the attempt was asked to stop, which cancels its job.
+/// to move, or there may be a row about the attempt: that it was asked to stop, which cancels
+/// its job, or its progress.
 pub fn give_back(hold: Hold) -> Result<u64> {
     let now = xact::micros();
     let Hold { db, patience, generation, taken } = hold;
     let (with_key, plain): (Vec<Taken>, Vec<Taken>) =
-        taken.into_iter().partition(|item| item.keyed || item.asked);
+        taken.into_iter().partition(|item| !is_plain(item));
     let mut given_back = 0;
     if !with_key.is_empty() {
         let hold = Hold { db, patience, generation, taken: with_key };
@@ -417,13 +469,22 @@ struct Plan<'a> {
     is_thorough: bool,
     ends: Vec<(usize, End)>,
     batches: Vec<Batch>,
+    /// The settings of the queues of its jobs.
+    queues: Vec<(u32, QueueSettings)>,
     done: Vec<(u32, Done)>,
+    dead: Vec<(u32, Dead)>,
     deferred: Vec<(u32, Deferred)>,
+    ready: Vec<(u32, Promoted)>,
     /// Releases under way: lane, chunk, attempts, due, snoozed.
     releases: Vec<((u32, i64, i16, i64, bool), u32)>,
 }
 
 impl Plan<'_> {
+    fn queue(&self, item: &Taken) -> QueueSettings {
+        let found = self.queues.iter().find(|(at, _)| *at == item.queue);
+        found.map(|(_, settings)| *settings).unwrap_or_default()
+    }
+
     /// Returns the verdict that was carried out, which the job's unique key may have
     /// changed.
     fn add(
@@ -434,16 +495,24 @@ impl Plan<'_> {
         attempt: i16,
         verdict: Verdict,
     ) -> Result<Verdict> {
-        let mut reason = None;
-        let verdict = match verdict {
-            // What was asked to stop has no other end but completion.
-            _ if item.asked => {
-                reason = attempts::forget(job.job_id(), item.receipt)?;
-                Verdict::Cancel
+        let mut said = attempts::Said::default();
+        if item.asked || item.noted {
+            match attempts::forget(job.job_id(), item.receipt, switcher.may_wait())? {
+                Some(row) => said = row,
+                None => return Ok(self.skip(item)),
             }
-            verdict => verdict,
-        };
-        let (place, to) = verdict.target(job, self.now);
+        }
+        // What was asked to stop has no other end but completion.
+        let (verdict, reason) =
+            if item.asked { (Verdict::Cancel, said.cancel_reason) } else { (verdict, None) };
+        let mut job = *job;
+        let (mut place, to) = verdict.target(&job, self.now);
+        if let Some(progress) = said.progress {
+            // It goes on with the body, so the job gets a new one.
+            job.body.history = history::with_progress(job.body.history, progress);
+            place = if place == Place::Lane { Place::NewBody } else { Place::Deferred };
+        }
+        let job = &job;
         if to.is_terminal() {
             return self.end(switcher, item, (job, attempt), verdict, reason);
         }
@@ -465,7 +534,7 @@ impl Plan<'_> {
             Verdict::Snooze { due } => {
                 self.retry(item, job, attempt - 1, Outcome::Snoozed, due, place)?;
             }
-            Verdict::Fail | Verdict::Cancel | Verdict::Skip => {}
+            Verdict::Fail(_) | Verdict::Cancel | Verdict::Skip => {}
         }
         Ok(verdict)
     }
@@ -485,18 +554,20 @@ impl Plan<'_> {
         verdict: Verdict,
         reason: Option<String>,
     ) -> Result<Verdict> {
-        let failed = verdict == Verdict::Fail;
-        let (state, outcome, end) = if failed {
-            (State::Failed, Outcome::Failed, End::Failed)
-        } else {
-            (State::Cancelled, Outcome::Cancelled, End::Cancelled)
+        let (state, end) = match verdict {
+            Verdict::Fail(_) => (State::Failed, End::Failed),
+            _ => (State::Cancelled, End::Cancelled),
+        };
+        let grave = match verdict {
+            Verdict::Fail(cause) if self.queue(item).dlq => Some(cause.reason()),
+            _ => None,
         };
         let mut body = job.body;
         if !switcher.end(job.job_id(), &mut body, State::Running, state)? {
             return Ok(self.skip(item));
         }
         body.attempts = attempt;
-        body.history = crate::store::history::with_error(
+        body.history = history::with_error(
             self.history(item, job, attempt)?,
             attempt,
             self.now,
@@ -504,7 +575,7 @@ impl Plan<'_> {
         );
         let done = Done {
             job_id: job.job_id(),
-            failed,
+            failed: state == State::Failed,
             finalized_at: self.now,
             attempted_at: None,
             last_receipt: Some(item.receipt),
@@ -514,7 +585,20 @@ impl Plan<'_> {
             run_at: job.body.run_at(),
             body,
         };
-        self.done.push((item.lane, done));
+        let outcome = match (grave, state) {
+            (Some(reason), _) => {
+                self.dead.push((item.lane, Dead { done, reason: reason.to_owned() }));
+                Outcome::DeadLettered
+            }
+            (None, State::Failed) => {
+                self.done.push((item.lane, done));
+                Outcome::Failed
+            }
+            (None, _) => {
+                self.done.push((item.lane, done));
+                Outcome::Cancelled
+            }
+        };
         batch(&mut self.batches, item, outcome, None);
         self.ends.push((item.log, end));
         Ok(verdict)
@@ -530,7 +614,7 @@ impl Plan<'_> {
         } else {
             job.body.history
         };
-        Ok(crate::store::history::with_error(history, attempt, self.now, self.error))
+        Ok(history::with_error(history, attempt, self.now, self.error))
     }
 
     fn retry(
@@ -543,7 +627,8 @@ impl Plan<'_> {
         place: Place,
     ) -> Result<()> {
         let is_short = due - self.now <= SHORT;
-        if is_short && place != Place::Deferred && self.release(item, used, outcome, due)? {
+        let in_place = is_short && matches!(place, Place::Lane | Place::Any);
+        if in_place && self.release(item, used, outcome, due)? {
             return Ok(());
         }
         if place == Place::Lane {
@@ -552,6 +637,14 @@ impl Plan<'_> {
         let mut body = job.body;
         body.attempts = used;
         body.history = self.history(item, job, used)?;
+        if place == Place::NewBody {
+            body.run_at = Some(body.run_at());
+            let (job_id, priority) = (job.job_id(), item.priority);
+            self.ready.push((item.lane, Promoted { job_id, priority, shard: 0, body }));
+            batch(&mut self.batches, item, Outcome::Moved, None);
+            self.ends.push((item.log, End::Moved));
+            return Ok(());
+        }
         self.deferred.push((
             item.lane,
             Deferred {
@@ -610,9 +703,16 @@ impl Plan<'_> {
             let rows: Vec<Done> = self.done.into_iter().map(|(_, row)| row).collect();
             done::write(&rows)?;
         }
+        if !self.dead.is_empty() {
+            let rows: Vec<Dead> = self.dead.into_iter().map(|(_, row)| row).collect();
+            dlq::write(&rows)?;
+        }
         if !self.deferred.is_empty() {
             let rows: Vec<Deferred> = self.deferred.into_iter().map(|(_, row)| row).collect();
             write_deferred(self.db, &rows)?;
+        }
+        if !self.ready.is_empty() {
+            write_ready(self.db, self.ready)?;
         }
         write_batches(self.batches, self.now, self.error)?;
         with_log(|log| {
@@ -626,21 +726,23 @@ impl Plan<'_> {
 
     /// Rows outside the segments name their queue.
     fn name_lanes(&mut self) {
-        if self.done.is_empty() && self.deferred.is_empty() {
+        if self.done.is_empty() && self.dead.is_empty() && self.deferred.is_empty() {
             return;
         }
         // Most rows of a batch are of one lane.
         let mut known: Option<(u32, String, u8)> = None;
         let mut name = |lane: u32| {
             if known.as_ref().is_none_or(|(of, ..)| *of != lane) {
-                let found = super::with(|d| d.lanes.get(lane).map(|l| (l.queue, l.shard)));
-                let (queue, shard) = found.unwrap_or((crate::domain::table::NIL, 0));
-                known = Some((lane, super::queue_name(queue), shard));
+                let (queue, shard) = lane_name(lane);
+                known = Some((lane, queue, shard));
             }
             known.as_ref().map_or_else(Default::default, |(_, name, shard)| (name.clone(), *shard))
         };
         for (lane, row) in &mut self.done {
             (row.queue, row.shard) = name(*lane);
+        }
+        for (lane, row) in &mut self.dead {
+            (row.done.queue, row.done.shard) = name(*lane);
         }
         for (lane, row) in &mut self.deferred {
             (row.queue, row.shard) = name(*lane);

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use super::keys::{self, Patience, Switched, Switcher};
+use super::replace::{self, Replace};
 use super::session::{attach, begin_write, capacity, end_write, reserve_log, with_log};
 use crate::domain::dispatcher::{Grant, Granted};
 use crate::domain::entities::{Db, QueueSettings, position};
@@ -16,6 +17,7 @@ use crate::pg::debug_point::debug_point;
 use crate::pg::xact;
 use crate::store::body::{self, Body, Placed};
 use crate::store::deferred::{self, Kind};
+use crate::store::throttles::{Opened, Opening, Throttles};
 use crate::store::{chunks, lanes, queues};
 
 /// A job to be enqueued. None stands for the queue's default.
@@ -52,6 +54,10 @@ pub struct Unique {
     pub mask: Mask,
     /// 23505 for a second job, instead of the first one's id.
     pub is_strict: bool,
+    /// What a second job does to the first one, if that waits.
+    pub replace: Option<Replace>,
+    /// For so many microseconds after a job, no other one is accepted for its key.
+    pub throttle: Option<i64>,
 }
 
 /// What became of a job that was to be enqueued.
@@ -62,7 +68,8 @@ pub struct Enqueued {
     pub is_duplicate: bool,
 }
 
-/// A ready job that was deferred, on its way into its lane.
+/// A ready job that was elsewhere, on its way into its lane.
+#[derive(Clone, Copy)]
 pub struct Promoted {
     pub job_id: i64,
     pub priority: u8,
@@ -140,40 +147,152 @@ fn take_keys(db: Db, now: i64, jobs: &mut [NewJob]) -> Result<Vec<Enqueued>> {
     if jobs.iter().all(|job| job.unique.is_none()) {
         return Ok(Vec::new());
     }
+    let mut taken = vec![Enqueued::default(); jobs.len()];
+    let mut opened = open_windows(db, now, jobs, &mut taken)?;
     let mut order: Vec<(Vec<u8>, usize)> = Vec::new();
-    for (at, job) in jobs.iter_mut().enumerate() {
+    for ((at, job), so_far) in jobs.iter_mut().enumerate().zip(&taken) {
+        let state = job.first_state(now);
         let Some(unique) = &job.unique else { continue };
         job.body.unique_key = Some(unique.key.as_slice().to_datum());
         job.body.unique_states = Some(Bits8(unique.mask.0).to_datum());
-        if unique.mask.has(job.first_state(now)) {
+        if unique.mask.has(state) && !so_far.is_duplicate {
             order.push((unique.key.clone(), at));
         }
     }
     order.sort_unstable();
-    let mut taken = vec![Enqueued::default(); jobs.len()];
     let mut switcher = Switcher::new(Patience::Wait);
     for same in order.chunk_by(|a, b| a.0 == b.0) {
-        let Some((key, _)) = same.first() else { continue };
-        let id = take_id(db)?;
-        let holder = match switcher.take(key, id)? {
-            Switched::Lost(holder) => Some(holder),
-            Switched::Done | Switched::Busy => None,
-        };
+        let Some((key, first)) = same.first() else { continue };
+        let known = taken.get(*first).map_or(0, |enqueued| enqueued.id);
+        let id = if known == 0 { take_id(db)? } else { known };
+        let members: Vec<usize> = same.iter().map(|(_, at)| *at).collect();
+        let holder = take_key(&mut switcher, key, id, jobs, &members)?;
         debug_point!("enqueue_key_taken", interruptible);
-        for (nth, (_, at)) in same.iter().enumerate() {
+        if holder.is_none() {
+            merge(jobs, &members, now);
+        } else if let Some(windows) = &mut opened {
+            windows.take_back(*first)?;
+        }
+        for (nth, at) in members.into_iter().enumerate() {
             let is_duplicate = holder.is_some() || nth > 0;
             let id = holder.unwrap_or(id);
             let is_strict =
-                jobs.get(*at).and_then(|j| j.unique.as_ref()).is_some_and(|u| u.is_strict);
+                jobs.get(at).and_then(|j| j.unique.as_ref()).is_some_and(|u| u.is_strict);
             if is_duplicate && is_strict {
                 return Err(keys::conflict(id));
             }
-            if let Some(slot) = taken.get_mut(*at) {
+            if let Some(slot) = taken.get_mut(at) {
                 *slot = Enqueued { id, is_duplicate };
             }
         }
     }
     Ok(taken)
+}
+
+/// Takes the key of several jobs for this id, or returns the job that holds it, after it was
+/// replaced if one of them wants that.
+fn take_key(
+    switcher: &mut Switcher,
+    key: &[u8],
+    id: i64,
+    jobs: &[NewJob],
+    members: &[usize],
+) -> Result<Option<i64>> {
+    let new = |at: &usize| {
+        let job = jobs.get(*at)?;
+        Some((job, job.unique.as_ref()?.replace?))
+    };
+    // The last one would have had the last word.
+    let last = members.iter().rev().find_map(new);
+    let mut ended = None;
+    loop {
+        let holder = match switcher.take(key, id)? {
+            Switched::Done | Switched::Busy => return Ok(None),
+            Switched::Lost(holder) => holder,
+        };
+        // One that has come to its end, and still has the key, keeps it.
+        let Some((job, how)) = last.filter(|_| ended != Some(holder)) else {
+            return Ok(Some(holder));
+        };
+        if replace::replace(holder, job, how)? {
+            return Ok(Some(holder));
+        }
+        ended = Some(holder);
+    }
+}
+
+/// Of new jobs that have one key, the first one is enqueued, with what those say that would
+/// have replaced it.
+fn merge(jobs: &mut [NewJob], members: &[usize], now: i64) {
+    let Some((first, later)) = members.split_first() else { return };
+    for at in later {
+        let Some(job) = jobs.get(*at).cloned() else { continue };
+        let Some(how) = job.unique.as_ref().and_then(|unique| unique.replace) else { continue };
+        let state = job.first_state(now);
+        let Some(kept) = jobs.get_mut(*first) else { continue };
+        kept.body.args = job.body.args;
+        kept.body.metadata = job.body.metadata;
+        kept.body.tags = job.body.tags;
+        kept.priority = job.priority;
+        // Where it would not hold its key, it stays.
+        if how.moves && kept.unique.as_ref().is_some_and(|unique| unique.mask.has(state)) {
+            kept.run_at = job.run_at;
+        }
+    }
+}
+
+/// Windows of throttled keys that were opened for jobs of a call, by their places in it.
+struct Windows {
+    throttles: Throttles,
+    opened: Vec<(usize, Vec<u8>, Opened)>,
+}
+
+impl Windows {
+    /// The job is none.
+    fn take_back(&mut self, at: usize) -> Result<()> {
+        let found = self.opened.iter().position(|(of, ..)| *of == at);
+        let Some((_, key, opened)) = found.map(|found| self.opened.swap_remove(found)) else {
+            return Ok(());
+        };
+        self.throttles.take_back(&key, opened)
+    }
+}
+
+/// Lets one job a window through for each throttled key, which gets its id. None: nothing is
+/// throttled.
+fn open_windows(
+    db: Db,
+    now: i64,
+    jobs: &[NewJob],
+    taken: &mut [Enqueued],
+) -> Result<Option<Windows>> {
+    let mut order: Vec<(&[u8], usize, i64)> = jobs
+        .iter()
+        .enumerate()
+        .filter_map(|(at, job)| {
+            let unique = job.unique.as_ref()?;
+            Some((unique.key.as_slice(), at, unique.throttle?))
+        })
+        .collect();
+    if order.is_empty() {
+        return Ok(None);
+    }
+    order.sort_unstable();
+    let mut windows = Windows { throttles: Throttles::open()?, opened: Vec::new() };
+    for (key, at, window) in order {
+        let id = take_id(db)?;
+        let enqueued = match windows.throttles.begin(key, id, now, now.saturating_add(window))? {
+            Opening::Opened(opened) => {
+                windows.opened.push((at, key.to_vec(), opened));
+                Enqueued { id, is_duplicate: false }
+            }
+            Opening::Throttled(id) => Enqueued { id, is_duplicate: true },
+        };
+        if let Some(slot) = taken.get_mut(at) {
+            *slot = enqueued;
+        }
+    }
+    Ok(Some(windows))
 }
 
 /// Writes the bodies of promoted jobs of one queue; their rows elsewhere are the caller's to

@@ -16,6 +16,8 @@ mod key_check;
 pub mod keys;
 mod layout;
 mod place_check;
+pub mod progress;
+pub mod replace;
 pub mod replay;
 pub mod revive;
 pub mod seize;

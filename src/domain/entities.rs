@@ -144,6 +144,8 @@ pub struct QueueSettings {
     /// Microseconds a level; 0: off.
     pub ageing: i64,
     pub backoff: Backoff,
+    /// Jobs that fail for good become dead letters.
+    pub dlq: bool,
 }
 
 impl Default for QueueSettings {
@@ -155,6 +157,7 @@ impl Default for QueueSettings {
             attempt_deadline: 300_000_000,
             ageing: 60_000_000,
             backoff: Backoff::default(),
+            dlq: false,
         }
     }
 }
@@ -430,6 +433,11 @@ pub struct Item {
     pub keyed: bool,
     /// It was asked to stop: any end but completion cancels its job.
     pub asked: bool,
+    /// It has a row in `attempt_state`, or may have one: who closes it has to look.
+    pub noted: bool,
+    /// The transaction that wrote there last, if its end may be open: who closes the item
+    /// waits for it. Nobody takes it back when it ends, who finds it has to look.
+    pub noter: u32,
     /// Attempts used before this one, or AS_BODY.
     pub prior: i16,
     pub closer: u32,

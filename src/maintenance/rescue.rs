@@ -5,7 +5,7 @@ use core::time::Duration;
 
 use super::{Context, StepReport};
 use crate::dispatch;
-use crate::dispatch::close::{self, Case, Closer, Verdict};
+use crate::dispatch::close::{self, Case, Cause, Closer, Verdict};
 use crate::domain::entities::Db;
 use crate::domain::rescue::{Kind, Limits, Pass, PassEnd};
 use crate::error::{Error, Result};
@@ -205,7 +205,7 @@ fn rescue(receipts: &[i64], reason: &str) -> Result<u64> {
     let (now, random) = (xact::micros(), random::fraction());
     let verdicts = close::conclude(hold, Some(reason), |case: &Case<'_>| {
         if case.attempt >= case.job.body.max_attempts {
-            Verdict::Fail
+            Verdict::Fail(Cause::Exhausted)
         } else {
             Verdict::Retry { due: now.saturating_add(case.backoff.delay(case.attempt, random)) }
         }

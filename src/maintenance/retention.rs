@@ -1,4 +1,4 @@
-//! Failed and cancelled jobs whose retention is over.
+//! Failed and cancelled jobs, and dead letters, whose retention is over.
 
 use core::time::Duration;
 
@@ -6,8 +6,8 @@ use super::{Context, StepReport};
 use crate::dispatch::{self, revive};
 use crate::error::Result;
 use crate::pg::{guc, xact};
-use crate::store::done;
-use crate::store::queues;
+use crate::store::done::{self, Done};
+use crate::store::{dlq, queues, throttles};
 
 /// Rows a transaction.
 const BATCH: usize = 1000;
@@ -17,6 +17,29 @@ const LEAST: Duration = Duration::from_millis(100);
 
 /// Forgets them; the totals of their queues stay.
 pub fn clean_up(_context: &Context) -> Result<StepReport> {
+    let (failed, dead) = (clean_up_failed()?, clean_up_dead()?);
+    let next = failed.next.into_iter().chain(dead.next).min();
+    Ok(StepReport { did: failed.did + dead.did, next })
+}
+
+fn clean_up_dead() -> Result<StepReport> {
+    dlq::fold()?;
+    throttles::sweep()?;
+    let kept = guc::dlq_retention();
+    let pause = Some(kept.clamp(LEAST, LOOK));
+    let until = xact::micros().saturating_sub(kept.as_micros() as i64);
+    let rows = dlq::read_until(until, BATCH)?;
+    let ids: Vec<i64> = rows.iter().map(|row| row.done.job_id).collect();
+    let taken = dlq::take(&ids)?;
+    // Others are retried meanwhile.
+    let is_taken = |row: &Done| taken.binary_search(&row.job_id).is_ok();
+    let rows: Vec<Done> = rows.into_iter().map(|row| row.done).filter(is_taken).collect();
+    let did = revive::forget(&rows)?;
+    let next = if ids.len() >= BATCH { Some(Duration::ZERO) } else { pause };
+    Ok(StepReport { did, next })
+}
+
+fn clean_up_failed() -> Result<StepReport> {
     let db = dispatch::attach()?;
     let kept = guc::failed_retention();
     let own = queues::failed_retentions()?;

@@ -3,10 +3,10 @@
 use crate::error::{Error, Result};
 use crate::pg::catalog;
 use crate::pg::datum::{Datum, Timestamp, ToDatum};
-use crate::pg::heap::{Fate, Row, Table};
+use crate::pg::heap::{Row, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
-use crate::pg::{spi, xact};
+use crate::pg::spi;
 
 use super::body::Body;
 
@@ -27,13 +27,19 @@ pub struct Done {
 }
 
 impl Done {
-    fn to_row(&self) -> Result<[Option<Datum>; 22]> {
+    fn state(&self) -> Result<Datum> {
+        catalog::job_state(if self.failed { "failed" } else { "cancelled" })
+    }
+
+    /// A row of `done_entries`, or of `dlq_entries`, which has the same columns but for the
+    /// second one.
+    pub(super) fn to_row(&self, second: Datum) -> [Option<Datum>; 22] {
         let b = &self.body;
         let [kind, args, metadata, tags, key, states, ordering, concurrency, deadline, history] =
             b.tail();
-        Ok([
+        [
             Some(self.job_id.to_datum()),
-            Some(catalog::job_state(if self.failed { "failed" } else { "cancelled" })?),
+            Some(second),
             Some(Timestamp(self.finalized_at).to_datum()),
             self.attempted_at.map(|at| Timestamp(at).to_datum()),
             self.last_receipt.map(|r| r.to_datum()),
@@ -54,14 +60,19 @@ impl Done {
             concurrency,
             deadline,
             history,
-        ])
+        ]
     }
 
     fn from_row(row: &Row) -> Result<Self> {
-        let missing = || Error::internal("a row of done_entries lacks a value");
+        Self::read(row, row.enum_label(2).as_deref() == Some("failed"))
+    }
+
+    /// See `to_row`.
+    pub(super) fn read(row: &Row, failed: bool) -> Result<Self> {
+        let missing = || Error::internal("a row of a job that came to its end lacks a value");
         Ok(Self {
             job_id: row.i64(1).ok_or_else(missing)?,
-            failed: row.enum_label(2).as_deref() == Some("failed"),
+            failed,
             finalized_at: row.micros(3).ok_or_else(missing)?,
             attempted_at: row.micros(4),
             last_receipt: row.i64(5),
@@ -93,7 +104,7 @@ impl Done {
 pub fn write(jobs: &[Done]) -> Result<()> {
     let table = Table::open(catalog::relation("done_entries")?, LockMode::RowExclusive);
     for job in jobs {
-        table.insert(&job.to_row()?)?;
+        table.insert(&job.to_row(job.state()?))?;
     }
     table.close_keep_lock();
     Ok(())
@@ -112,10 +123,9 @@ pub fn read_until(
     let table = Table::open(catalog::relation("done_entries")?, LockMode::AccessShare);
     let index = catalog::relation("done_entries_finalized_at")?;
     table.index_range(index, i64::MIN, until, Snapshot::SelfNow, |row| {
-        let held = matches!(row.deleter(), Some(Fate::InProgress(xid)) if !xact::is_current(xid));
         let (queue, ended) = (row.text(6).unwrap_or_default(), row.micros(3).unwrap_or(0));
         // What is kept is not copied.
-        if !held && is_it(&queue, ended) {
+        if !row.is_held() && is_it(&queue, ended) {
             found.push(Done::from_row(row)?);
         }
         Ok(found.len() < limit)

@@ -7,10 +7,10 @@ use super::body::{self, Body, Placed};
 use super::evidence::{self, AttemptEnd, Detail, Evidence, Sight};
 use super::lanes::{self, LaneRow};
 use super::outcome::Outcome;
-use super::{deferred, done, history};
+use super::{attempts, deferred, dlq, done, history};
 use crate::domain::entities::{SEGMENTS, split};
 use crate::error::Result;
-use crate::pg::datum::Datum;
+use crate::pg::datum::{Datum, ToDatum};
 use crate::pg::snapshot::Snapshot;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +58,7 @@ pub struct Job {
     pub finalized_at: Option<i64>,
     /// JSON texts, oldest first.
     pub errors: Vec<String>,
+    pub progress: Option<Datum>,
     /// Of a completed one: the text of the jsonb.
     pub result: Option<String>,
     pub body: Body,
@@ -70,6 +71,11 @@ fn errors(body: &Body, ends: &[AttemptEnd]) -> Vec<String> {
         Some(history::entry(end.attempt, end.closed_at, error).to_string())
     }));
     errors
+}
+
+/// The progress that an earlier attempt made.
+fn carried(body: &Body) -> Option<Datum> {
+    history::progress(body.history).map(|progress| progress.to_datum())
 }
 
 /// The history of a job with the errors of its attempts in its segment, which are in no body
@@ -110,6 +116,7 @@ fn weigh(
         attempted_at: last.map(|end| end.claimed_at),
         finalized_at: None,
         errors: errors(&placed.body, ends),
+        progress: carried(&placed.body),
         result: None,
         body: placed.body,
     };
@@ -119,6 +126,7 @@ fn weigh(
         job.attempt = last.attempt;
         job.finalized_at = Some(last.closed_at);
         job.result = last.result.clone();
+        job.progress = None;
     } else if let Some(item) = open.get(&placed.position).and_then(|at| evidence.open.get(*at)) {
         job.state = State::Running;
         job.attempt = item.attempt;
@@ -149,8 +157,14 @@ pub fn of_segment(
     }
     let lanes = lanes::read_all(snapshot)?;
     let open = by_position(&evidence);
+    let said = if open.is_empty() { HashMap::new() } else { attempts::all_progress(snapshot)? };
     body::scan(segment, snapshot, |placed| match weigh(&placed, &evidence, &open, &lanes) {
-        Some(job) => take(job),
+        Some(mut job) => {
+            let now = job.receipt.filter(|_| job.state == State::Running);
+            let now = now.and_then(|receipt| said.get(&receipt).copied());
+            job.progress = now.or(job.progress);
+            take(job)
+        }
         None => Ok(true),
     })
 }
@@ -172,6 +186,7 @@ fn of_deferred(row: deferred::Deferred) -> Job {
         attempted_at: None,
         finalized_at: None,
         errors: errors(&row.body, &[]),
+        progress: carried(&row.body),
         result: None,
         body: row.body,
     }
@@ -191,6 +206,7 @@ fn of_done(row: done::Done) -> Job {
         attempted_at: row.attempted_at,
         finalized_at: Some(row.finalized_at),
         errors: errors(&row.body, &[]),
+        progress: carried(&row.body),
         result: None,
         body: row.body,
     }
@@ -199,7 +215,8 @@ fn of_done(row: done::Done) -> Job {
 /// The jobs that lie outside the segments.
 pub fn of_tables(snapshot: Snapshot, take: &mut impl FnMut(Job) -> Result<bool>) -> Result<()> {
     deferred::read_all(snapshot, |row| take(of_deferred(row)))?;
-    done::read_all(snapshot, |row| take(of_done(row)))
+    done::read_all(snapshot, |row| take(of_done(row)))?;
+    dlq::read_all(snapshot, |row| take(of_done(row.done)))
 }
 
 /// One job, wherever it is.
@@ -208,7 +225,11 @@ pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Job>> {
         for placed in body::find(segment, job_id, snapshot)? {
             let evidence = evidence::read_job(segment, snapshot, placed.position)?;
             let lanes = lanes::read_all(snapshot)?;
-            if let Some(job) = weigh(&placed, &evidence, &by_position(&evidence), &lanes) {
+            if let Some(mut job) = weigh(&placed, &evidence, &by_position(&evidence), &lanes) {
+                if let (State::Running, Some(receipt)) = (job.state, job.receipt) {
+                    let now = attempts::progress(job_id, receipt, snapshot)?;
+                    job.progress = now.or(job.progress);
+                }
                 return Ok(Some(job));
             }
         }
@@ -216,5 +237,8 @@ pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Job>> {
     if let Some(row) = deferred::find(job_id, snapshot)? {
         return Ok(Some(of_deferred(row)));
     }
-    Ok(done::find(job_id, snapshot)?.map(of_done))
+    if let Some(row) = done::find(job_id, snapshot)? {
+        return Ok(Some(of_done(row)));
+    }
+    Ok(dlq::find(job_id, snapshot)?.map(|row| of_done(row.done)))
 }

@@ -121,6 +121,8 @@ impl Memory {
             as_body: false,
             keyed: false,
             asked: false,
+            noted: false,
+            noter: 0,
             prior: 0,
             closer: 0,
             claim: 0,

@@ -251,6 +251,8 @@ impl Dispatcher<'_> {
                     as_body: prior == AS_BODY,
                     keyed: false,
                     asked: false,
+                    noted: false,
+                    noter: 0,
                     prior,
                     closer: 0,
                     claim,

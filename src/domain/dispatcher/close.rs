@@ -14,6 +14,8 @@ pub struct Taken {
     pub keyed: bool,
     /// See `Item::asked`.
     pub asked: bool,
+    /// See `Item::noted`.
+    pub noted: bool,
     /// The receipt of the first item of its claim; `receipt - claim` is its number in it.
     pub claim: i64,
     pub count: u32,
@@ -24,6 +26,14 @@ pub struct Taken {
     pub priority: u8,
     /// Of the entry in the undo log, for `decide`.
     pub log: usize,
+}
+
+/// Where an attempt is that a transaction says something about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Noted {
+    pub segment: u8,
+    pub position: i64,
+    pub queue: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,13 +72,16 @@ impl Dispatcher<'_> {
         if for_owner && claim.runtime != NIL && self.runtimes[claim.runtime].dead {
             return Take::Stale;
         }
+        if item.noter != 0 && item.noter != xid {
+            return Take::Busy(item.noter);
+        }
         let generation = self.base(db).generation;
         let act = Act::Close { item: at, receipt, end: End::Undecided };
         let index = log.push(Entry { db, generation, subxact, act });
         let item = &mut self.items[at];
         item.closer = xid;
         item.closing = true;
-        let Item { position, prior, keyed, asked, .. } = *item;
+        let Item { position, prior, keyed, asked, noted, .. } = *item;
         self.base(db).segments[usize::from(claim.segment)].in_flight += 1;
         self.changed(db, claim.segment);
         let lane = self.lanes[claim.lane];
@@ -79,6 +92,7 @@ impl Dispatcher<'_> {
             prior,
             keyed,
             asked,
+            noted,
             claim: claim.first,
             count: claim.count,
             segment: claim.segment,
@@ -88,6 +102,40 @@ impl Dispatcher<'_> {
             priority: lane.priority,
             log: index,
         })
+    }
+
+    /// The calling transaction will write a row about an open attempt: nobody else closes it
+    /// or writes there before it has ended. Refused as `take` refuses an owner.
+    pub fn note_item(&mut self, db: Db, receipt: i64, xid: u32) -> Result<Noted, Take> {
+        let at = self.item(db, receipt).ok_or(Take::Stale)?;
+        let item = self.items[at];
+        let claim = self.claims[item.claim];
+        if !claim.committed && claim.xid != xid {
+            return Err(Take::Busy(claim.xid));
+        }
+        if item.closing {
+            return Err(if item.closer == xid { Take::Stale } else { Take::Busy(item.closer) });
+        }
+        if claim.runtime != NIL && self.runtimes[claim.runtime].dead {
+            return Err(Take::Stale);
+        }
+        if item.noter != 0 && item.noter != xid {
+            return Err(Take::Busy(item.noter));
+        }
+        let item = &mut self.items[at];
+        item.noted = true;
+        item.noter = xid;
+        let position = item.position;
+        Ok(Noted { segment: claim.segment, position, queue: self.lanes[claim.lane].queue })
+    }
+
+    /// The transaction has ended, however.
+    pub fn end_note(&mut self, db: Db, receipt: i64, xid: u32) {
+        if let Some(at) = self.item(db, receipt)
+            && self.items[at].noter == xid
+        {
+            self.items[at].noter = 0;
+        }
     }
 
     /// The queue of an open item.

@@ -243,6 +243,8 @@ impl Dispatcher<'_> {
             // Bodies are not read: who closes it finds out.
             keyed: true,
             asked: false,
+            noted: true,
+            noter: 0,
             prior,
             closer: closer.unwrap_or(0),
             claim,
