@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 PG_CONFIG ?= pg_config
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check install bench soak clean-servers
+.PHONY: help setup demo test check install bench bench-quick soak clean-servers
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,10 +26,15 @@ check: ## Formatting, lints, licences, install script, house rules
 install: ## Install into the server that PG_CONFIG names
 	@scripts/install "$(PG_CONFIG)"
 
-bench: ## Measure against bare tables on this machine
+bench: ## Measure against bare tables on this machine (some hours)
 	@scripts/setup demo
 	@scripts/install-prefix release >/dev/null
-	@.venv/bin/python bench/core.py
+	@.venv/bin/python bench/run.py --write-docs
+
+bench-quick: ## The same small, in two minutes: are the counts right?
+	@scripts/setup demo
+	@scripts/install-prefix release >/dev/null
+	@.venv/bin/python bench/run.py --quick
 
 soak: ## The random test with kills and crashes, for ten minutes
 	@scripts/setup

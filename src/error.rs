@@ -29,6 +29,8 @@ impl SqlState {
     pub const ACTIVE_TRANSACTION: Self = Self(*b"25001");
     pub const READ_ONLY_TRANSACTION: Self = Self(*b"25006");
     pub const INSUFFICIENT_PRIVILEGE: Self = Self(*b"42501");
+    pub const LOCK_NOT_AVAILABLE: Self = Self(*b"55P03");
+    pub const NOT_NULL_VIOLATION: Self = Self(*b"23502");
     pub const UNDEFINED_OBJECT: Self = Self(*b"42704");
     pub const WRONG_STATE: Self = Self(*b"55000");
     pub const NOT_FOUND: Self = Self(*b"P0002");

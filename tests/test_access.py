@@ -170,3 +170,16 @@ def test_a_hostile_path_is_of_no_use(db, role):
     db.execute("SET search_path = evil, pg_catalog")
     db.execute("SELECT awa.grant_access(%s, 'producer')", conn.name)
     conn.execute("SELECT awa.insert_job('k')")
+
+
+def test_runtimes_are_of_who_registered_them(db, role):
+    one, other = role("worker"), role("worker")
+    runtime = one.value("SELECT awa.register_runtime('w', 'heartbeat')")
+    db.insert()
+    (receipt,) = one.column("SELECT receipt FROM awa.claim('default', runtime => %s)", runtime)
+    refused(other, "awa.heartbeat(%s)", runtime)
+    refused(other, "awa.heartbeat(%s, '{}')", runtime)
+    refused(other, "awa.deregister_runtime(%s)", runtime)
+    assert one.rows("SELECT * FROM awa.heartbeat(%s, %s)", runtime, [receipt]) == []
+    one.execute("SELECT awa.complete(%s)", (receipt,))
+    assert one.value("SELECT awa.deregister_runtime(%s)", runtime) == 0

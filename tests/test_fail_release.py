@@ -120,6 +120,32 @@ def test_error_text_is_kept_to_8_kib(db):
     assert "éé" in text and len(text.encode()) < 9000
 
 
+def test_errors_of_all_attempts_are_kept(db):
+    """Those of retries in place, of one over the disk, and of the last one; each cut alone."""
+    job_id, = db.insert(max_attempts=4)
+    long = "x" * 10_000
+    for error, delay in (("a", "0"), (long, "0"), ("c\\u0000 \\x \U0001f980", "0"), ("d", None)):
+        wait_until(lambda: db.state(job_id) == "available", what="the job available")
+        job, = db.claim()
+        if error == long:
+            # Progress goes to another body, and the errors so far with it.
+            db.execute("SELECT awa.set_progress(%s, 50)", job.receipt)
+        db.execute("SELECT awa.fail(%s, %s, retry_after => %s)", job.receipt, error, delay)
+    found = db.job(job_id)
+    assert found.state == "failed"
+    texts = [entry["error"] for entry in found.errors]
+    assert [entry["attempt"] for entry in found.errors] == [1, 2, 3, 4]
+    assert all(entry["at"].endswith(("Z", "+00:00")) for entry in found.errors)
+    assert (texts[0], texts[2], texts[3]) == ("a", "c\\u0000 \\x \U0001f980", "d")
+    assert len(texts[1]) <= 8192 and texts[1].startswith("x" * 8000)
+    assert texts[1].endswith("(cut, 10000 bytes in all)") and texts[1].count("cut") == 1
+    attempts = db.rows("SELECT attempt, outcome, error FROM awa.job_attempts(%s)", job_id)
+    assert [(n, error) for n, _, error in attempts] == list(enumerate(texts, 1))
+    assert [outcome for _, outcome, _ in attempts] == ["retryable"] * 3 + ["failed"]
+    dump = db.value("SELECT awa.dump_job(%s)", job_id)
+    assert [a["error"] for a in dump["attempts"]] == [e["error"] for e in dump["errors"]] == texts
+
+
 def test_long_delays_leave_the_hot_path_and_come_back(db):
     """Over a minute a job waits in deferred_jobs; the state is the same."""
     job_id, = db.insert()

@@ -5,6 +5,7 @@ import threading
 import psycopg
 import pytest
 from conftest import use
+from psycopg.types.json import Jsonb
 
 from harness import Database, DebugPoints, wait_until
 
@@ -48,6 +49,24 @@ def test_more_queues_pass_than_fit(small):
     db.wait_served()
     assert len(db.rows(STATS)) == len(names) + 1
     assert db.check() is None
+
+
+def test_a_call_may_name_many_queues(db):
+    """In any order, with several priorities each: every job gets its own lane's place."""
+    jobs = [
+        {"kind": "k", "queue": f"q{n % 7}", "priority": 1 + n % 3, "args": {"n": n}}
+        for n in range(420)
+    ]
+    db.execute("SELECT awa.insert_jobs(%s)", Jsonb(jobs))
+    for queue in range(7):
+        mine = [n for n in range(420) if n % 7 == queue]
+        expected = sorted(mine, key=lambda n: (n % 3, n))
+        assert [job.args["n"] for job in db.claim(f"q{queue}", 60)] == expected
+    db.execute("SELECT awa.insert_jobs(%s)", Jsonb(jobs))
+    claimed = db.column(
+        "SELECT queue FROM awa.claim_from(%s, 100)", [f"q{n % 3}" for n in range(300)]
+    )
+    assert len(claimed) == 100 and set(claimed) <= {"q0", "q1", "q2"}
 
 
 def test_queue_stats_do_not_load_what_was_forgotten(small):
@@ -155,3 +174,19 @@ def test_who_holds_the_row_of_a_queue_holds_up_no_rescue(small):
     holder.commit()
     wait_until(lambda: db.value("SELECT disposed FROM awa.segments WHERE segment = 0"), 10)
     assert db.value("SELECT completed_total FROM awa.queue_stats WHERE queue = 'q'") == 1
+
+
+def test_a_held_queue_holds_up_no_other_segment(small):
+    """The first segment cannot be counted; the next ones are, and are given back."""
+    db = small
+    pass_one(db.conn, "held")
+    holder = db.connect()
+    holder.begin()
+    holder.execute("SELECT awa.pause_queue('held')")
+    sealed = "SELECT bool_and(state = 'sealed') FROM awa.segments WHERE segment <= %s"
+    wait_until(lambda: db.value(sealed, 0), 10)
+    pass_one(db.conn, "free")
+    wait_until(lambda: db.value("SELECT disposed FROM awa.segments WHERE segment = 1"), 15)
+    assert not db.value("SELECT disposed FROM awa.segments WHERE segment = 0")
+    holder.rollback_sql()
+    wait_until(lambda: db.value("SELECT disposed FROM awa.segments WHERE segment = 0"), 15)

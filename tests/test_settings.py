@@ -15,7 +15,7 @@ def configure(db, settings, queue="default", conn=None):
 DEFAULTS = {
     "priority": 2, "max_attempts": 25, "attempt_deadline": "5 min", "priority_aging": "1 min",
     "backoff": {"base": "1 s", "factor": 2.0, "jitter": 0.25, "max": "24 h"},
-    "enqueue_shards": 1, "failed_retention": "72 h",
+    "enqueue_shards": 1, "dlq_enabled": False, "failed_retention": "72 h",
 }
 
 
@@ -54,7 +54,7 @@ def test_refused(db, settings):
 
 @pytest.mark.parametrize("name", [
     "rate_limit", "max_running", "max_running_per_key", "max_depth", "ordering", "notify",
-    "dlq_enabled", "completed_retention",
+    "completed_retention",
 ])
 def test_what_has_no_effect_yet_is_refused(db, name):
     with raises("0A000") as caught:

@@ -21,6 +21,13 @@ FUNCTIONS = {
         "bigint",
     ),
     "insert_jobs": ("jobs jsonb, opts jsonb", "TABLE(ord bigint, job_id bigint, duplicate boolean)"),
+    "insert_jobs_compat_batch": (
+        "kinds text[], queues text[], args jsonb[], states awa.job_state[], priorities smallint[],"
+        " max_attempts smallint[], run_ats timestamp with time zone[], metadata jsonb[],"
+        " tags jsonb[], unique_keys bytea[], unique_states bit[], ordering_keys bytea[],"
+        " skip_unique_conflicts boolean",
+        "TABLE(ord bigint, job_id bigint, duplicate boolean)",
+    ),
     "register_runtime": (
         "name text, liveness text, heartbeat_timeout interval, opts jsonb", "uuid",
     ),
@@ -47,6 +54,9 @@ FUNCTIONS = {
     "snooze": ("receipt bigint, delay interval", "void"),
     "cancel_attempt": ("receipt bigint, reason text", "void"),
     "release": ("receipts bigint[]", "bigint"),
+    "set_progress": (
+        "receipt bigint, percent integer, message text, metadata jsonb", "void",
+    ),
     "extend": (
         "receipts bigint[], by interval",
         "TABLE(receipt bigint, deadline_at timestamp with time zone)",
@@ -78,14 +88,21 @@ FUNCTIONS = {
     "delete_job": ("job_id bigint", "boolean"),
     "retry_failed": ("queue text, kind text", "bigint"),
     "discard_failed": ("queue text, kind text", "bigint"),
+    "dlq_retry": ("job_id bigint, opts jsonb", "awa.job_state"),
+    "dlq_retry_many": ("filter jsonb", "bigint"),
+    "dlq_purge": ("filter jsonb", "bigint"),
+    "dlq_move": ("job_id bigint, reason text", "boolean"),
     "configure_queue": ("queue text, settings jsonb", "jsonb"),
     "get_result": ("job_id bigint, wait interval", "jsonb"),
     "get_job": ("job_id bigint", "SETOF awa.jobs"),
     "prepare_queue": ("queue text", "void"),
+    "drain_queue": ("queue text", "bigint"),
     "pause_queue": ("queue text, by text", "boolean"),
     "resume_queue": ("queue text", "boolean"),
     "grant_access": ("role_name name, profile text, queues text[]", "void"),
     "revoke_access": ("role_name name", "void"),
+    "halt_runtime_scope": ("scope text, mode text, reason text", "uuid"),
+    "resume_runtime_scope": ("scope text, halt_id uuid", "boolean"),
     "rescue": (
         "kind text, max_rows integer", "TABLE(kind text, rescued bigint, pass_end text)"
     ),

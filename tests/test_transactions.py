@@ -289,3 +289,15 @@ def test_deferred_constraint_fails_the_commit(db, conn):
     assert [db.state(job) for job in ids] == ["running", "available"]
     assert visible(db) == ["0", "1"]
     db.execute("SELECT awa.complete(%s)", held.receipt)
+
+
+def test_maintenance_cannot_be_prepared(own_db):
+    """It holds what a replay needs, and its acts would be forgotten by a crash."""
+    db = own_db
+    db.insert(3)
+    db.rows("SELECT * FROM awa.complete_many(%s)", [j.receipt for j in db.claim(max_jobs=3)])
+    conn = db.connect()
+    conn.begin()
+    conn.rows("SELECT * FROM awa.maintain()")
+    with raises("0A000"):
+        conn.execute("PREPARE TRANSACTION 'm'")

@@ -617,10 +617,7 @@ def test_bad_options_without_a_key(db, options):
         db.execute("SELECT awa.insert_job('k', opts => %s)", Jsonb(options))
 
 
-def test_limits_and_what_is_not_there(db):
+def test_limits(db):
     with raises("23514"):
         insert(db, "x" * 2001)
     insert(db, "x" * 2000)
-    for options in ({"on_conflict": "replace"}, {"on_conflict": "debounce"}, {"throttle": "1 s"}):
-        with raises("0A000"):
-            insert(db, **options)

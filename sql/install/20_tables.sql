@@ -913,14 +913,31 @@ CREATE TABLE awa.dlq_entries (
     attempt_deadline interval,
     history         jsonb
 );
-CREATE INDEX dlq_entries_queue ON awa.dlq_entries (queue, dlq_at);
+CREATE INDEX dlq_entries_dlq_at ON awa.dlq_entries (dlq_at);
 SELECT pg_catalog.pg_extension_config_dump('awa.dlq_entries', '');
+
+-- How many dead letters each queue has: the sum of what every transaction appended. Nobody
+-- waits for anybody, and to count costs no more than a row a queue: the worker sums up.
+CREATE TABLE awa.dlq_changes (
+    change uuid PRIMARY KEY DEFAULT pg_catalog.gen_random_uuid(),
+    queue  text COLLATE "C" NOT NULL,
+    jobs   bigint NOT NULL              -- that came; less than zero: that went
+);
+SELECT pg_catalog.pg_extension_config_dump('awa.dlq_changes', '');
 
 CREATE TABLE awa.job_unique_claims (
     unique_key bytea CONSTRAINT idx_awa_jobs_unique PRIMARY KEY,
     job_id     bigint NOT NULL
 );
 SELECT pg_catalog.pg_extension_config_dump('awa.job_unique_claims', '');
+
+-- Until when no other job is accepted for a key (see the option "throttle").
+CREATE TABLE awa.job_throttles (
+    unique_key bytea PRIMARY KEY,
+    job_id     bigint NOT NULL,
+    until      timestamptz NOT NULL
+);
+SELECT pg_catalog.pg_extension_config_dump('awa.job_throttles', '');
 
 CREATE TABLE awa.attempt_state (
     job_id              bigint NOT NULL,

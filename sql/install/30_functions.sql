@@ -16,6 +16,17 @@ RETURNS TABLE (ord bigint, job_id bigint, duplicate boolean)
 LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_insert_jobs';
 COMMENT ON FUNCTION awa.insert_jobs IS 'Enqueues an array of jobs, all or none';
 
+CREATE FUNCTION awa.insert_jobs_compat_batch(
+    kinds text[], queues text[], args jsonb[], states awa.job_state[] DEFAULT NULL,
+    priorities smallint[] DEFAULT NULL, max_attempts smallint[] DEFAULT NULL,
+    run_ats timestamptz[] DEFAULT NULL, metadata jsonb[] DEFAULT NULL,
+    tags jsonb[] DEFAULT NULL, unique_keys bytea[] DEFAULT NULL,
+    unique_states bit(8)[] DEFAULT NULL, ordering_keys bytea[] DEFAULT NULL,
+    skip_unique_conflicts boolean DEFAULT false)
+RETURNS TABLE (ord bigint, job_id bigint, duplicate boolean)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_insert_jobs_compat_batch';
+COMMENT ON FUNCTION awa.insert_jobs_compat_batch IS 'Enqueues jobs given as columns, all or none';
+
 -- Work
 
 CREATE FUNCTION awa.register_runtime(
@@ -97,6 +108,12 @@ COMMENT ON FUNCTION awa.cancel_requested IS 'Which of these attempts were asked 
 CREATE FUNCTION awa.extend(receipts bigint[], by interval)
 RETURNS TABLE (receipt bigint, deadline_at timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_extend';
+
+CREATE FUNCTION awa.set_progress(
+    receipt bigint, percent int DEFAULT NULL, message text DEFAULT NULL,
+    metadata jsonb DEFAULT NULL)
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_set_progress';
+COMMENT ON FUNCTION awa.set_progress IS 'Tells how far an attempt has come';
 
 CREATE FUNCTION awa.register_callback(receipt bigint, timeout interval, opts jsonb DEFAULT '{}')
 RETURNS uuid LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_register_callback';
@@ -186,6 +203,20 @@ CREATE FUNCTION awa.get_result(job_id bigint, wait interval DEFAULT '0')
 RETURNS jsonb LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_get_result';
 COMMENT ON FUNCTION awa.get_result IS 'The result of a completed job; waits for its end if asked';
 
+CREATE FUNCTION awa.dlq_rows()
+RETURNS TABLE (
+    job_id bigint, queue text, kind text, args jsonb, attempt smallint, dlq_reason text,
+    dlq_at timestamptz, last_error text, priority smallint, max_attempts smallint,
+    run_at timestamptz, created_at timestamptz, errors jsonb[], metadata jsonb, tags text[],
+    unique_key bytea, progress jsonb, run_lease bigint)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_dlq_rows';
+
+CREATE VIEW awa.dlq WITH (security_barrier) AS
+    SELECT job_id, queue, kind, args, attempt, dlq_reason, dlq_at, last_error, priority,
+           max_attempts, run_at, created_at, errors, metadata, tags, unique_key, progress,
+           run_lease
+    FROM awa.dlq_rows();
+
 CREATE FUNCTION awa.queue_stats_rows()
 RETURNS TABLE (
     queue text, paused boolean, scheduled bigint, available bigint, running bigint,
@@ -234,6 +265,22 @@ CREATE FUNCTION awa.discard_failed(queue text DEFAULT NULL, kind text DEFAULT NU
 RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_discard_failed';
 COMMENT ON FUNCTION awa.discard_failed IS 'Forgets failed jobs and returns how many';
 
+CREATE FUNCTION awa.dlq_retry(job_id bigint, opts jsonb DEFAULT '{}')
+RETURNS awa.job_state LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_dlq_retry';
+COMMENT ON FUNCTION awa.dlq_retry IS 'Makes a dead letter available again, or schedules it';
+
+CREATE FUNCTION awa.dlq_retry_many(filter jsonb)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_dlq_retry_many';
+COMMENT ON FUNCTION awa.dlq_retry_many IS 'Makes dead letters available again and returns how many';
+
+CREATE FUNCTION awa.dlq_purge(filter jsonb)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_dlq_purge';
+COMMENT ON FUNCTION awa.dlq_purge IS 'Forgets dead letters and returns how many';
+
+CREATE FUNCTION awa.dlq_move(job_id bigint, reason text)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_dlq_move';
+COMMENT ON FUNCTION awa.dlq_move IS 'Makes a failed job a dead letter';
+
 CREATE FUNCTION awa.configure_queue(queue text, settings jsonb)
 RETURNS jsonb LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_configure_queue';
 COMMENT ON FUNCTION awa.configure_queue IS 'Changes settings of a queue and returns all in force';
@@ -246,6 +293,10 @@ RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_p
 
 CREATE FUNCTION awa.resume_queue(queue text)
 RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_resume_queue';
+
+CREATE FUNCTION awa.drain_queue(queue text)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_drain_queue';
+COMMENT ON FUNCTION awa.drain_queue IS 'Cancels the jobs that wait in a queue and returns how many';
 
 CREATE FUNCTION awa.grant_access(role_name name, profile text, queues text[] DEFAULT NULL)
 RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_grant_access';
@@ -263,6 +314,21 @@ CREATE FUNCTION awa.recover(epoch text, opts jsonb DEFAULT '{}')
 RETURNS TABLE (ran boolean, orphaned bigint, rescued bigint)
 LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_recover';
 COMMENT ON FUNCTION awa.recover IS 'Re-drives the attempts of dead owners, once an epoch';
+
+CREATE FUNCTION awa.halt_runtime_scope(
+    scope text DEFAULT 'maintenance.prune', mode text DEFAULT 'drain', reason text DEFAULT NULL)
+RETURNS uuid LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_halt_runtime_scope';
+COMMENT ON FUNCTION awa.halt_runtime_scope IS 'Stops a part of maintenance until it is resumed';
+
+CREATE FUNCTION awa.resume_runtime_scope(scope text, halt_id uuid)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_resume_runtime_scope';
+
+CREATE FUNCTION awa.runtime_control_status(scope text DEFAULT 'maintenance.prune')
+RETURNS TABLE (
+    scope text, desired text, halt_id uuid, reason text, halted_by text, since timestamptz,
+    fleet_halted boolean, runtime uuid, runtime_name text, supported boolean, observed text,
+    observed_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_runtime_control_status';
 
 CREATE FUNCTION awa.maintain()
 RETURNS TABLE (step text, did bigint, took interval)

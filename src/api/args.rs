@@ -1,5 +1,7 @@
 //! Checks that many functions share.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value};
 
 use crate::domain::name::{self, BadName};
@@ -37,11 +39,12 @@ pub fn queue(call: &Call, i: usize) -> Result<String> {
 /// Names of queues from argument `i`: not NULL, without NULLs, each once.
 pub fn queues(call: &Call, i: usize) -> Result<Vec<String>> {
     let given = required(call.text_array(i)?, "queues")?;
-    let mut names: Vec<String> = Vec::with_capacity(given.len());
+    let mut seen = HashSet::with_capacity(given.len());
+    let mut names = Vec::with_capacity(given.len());
     for name in given {
         let name = required(name, "queue")?;
         check_name(&name, "queue name")?;
-        if !names.contains(&name) {
+        if seen.insert(name.clone()) {
             names.push(name);
         }
     }
@@ -80,7 +83,7 @@ pub fn options(value: Value, what: &str, known: &[&str]) -> Result<Map<String, V
 /// Receipts from argument `i`: distinct, in input order. NULL elements: 22023.
 pub fn receipts(call: &Call, i: usize) -> Result<Vec<i64>> {
     let given = required(call.i64_array(i)?, "receipts")?;
-    let mut seen = std::collections::HashSet::with_capacity(given.len());
+    let mut seen = HashSet::with_capacity(given.len());
     let mut receipts = Vec::with_capacity(given.len());
     for receipt in given {
         let receipt = required(receipt, "receipt")?;

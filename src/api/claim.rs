@@ -12,6 +12,7 @@ use crate::pg::call::{Call, Returned, Rows, sql_function};
 use crate::pg::datum::{Datum, Timestamp, ToDatum};
 use crate::pg::{guc, procedure, xact};
 use crate::store::acl::Profile;
+use crate::store::history;
 
 sql_function!(awa_claim, claim_one);
 sql_function!(awa_claim_from, claim_from);
@@ -118,7 +119,7 @@ fn deliver(claimed: &[Claimed], rows: &mut Rows) -> Result<Returned> {
             Some(body.args),
             body.metadata,
             body.tags,
-            None,
+            history::progress(body.history).map(|progress| progress.to_datum()),
             Some(Timestamp(body.run_at()).to_datum()),
             Some(Timestamp(body.created_at).to_datum()),
             deadline(attempt.deadline),

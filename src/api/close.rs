@@ -3,7 +3,7 @@
 use super::access;
 use super::args::{duration, receipts, required};
 use crate::dispatch;
-use crate::dispatch::close::{self, Case, Closer, Hold, Verdict};
+use crate::dispatch::close::{self, Case, Cause, Closer, Hold, Verdict};
 use crate::domain::dispatcher::Take;
 use crate::error::{Error, Result};
 use crate::pg::call::{Call, Returned, sql_function};
@@ -85,14 +85,17 @@ fn fail(call: &mut Call) -> Result<Returned> {
     let hold = take_one(receipt)?;
     let (now, random) = (xact::micros(), random::fraction());
     let verdicts = close::conclude(hold, Some(&error), |case: &Case<'_>| {
-        if terminal || case.attempt >= case.job.body.max_attempts {
-            return Verdict::Fail;
+        if terminal {
+            return Verdict::Fail(Cause::Terminal);
+        }
+        if case.attempt >= case.job.body.max_attempts {
+            return Verdict::Fail(Cause::Exhausted);
         }
         let delay = retry_after.unwrap_or_else(|| case.backoff.delay(case.attempt, random));
         Verdict::Retry { due: now.saturating_add(delay) }
     })?;
     let label = match verdicts.first() {
-        Some(Verdict::Fail) => "failed",
+        Some(Verdict::Fail(_)) => "failed",
         Some(Verdict::Cancel) => "cancelled",
         Some(_) => "retryable",
         None => return Err(Error::internal("a failed attempt has no verdict")),
@@ -147,7 +150,11 @@ fn extend(call: &mut Call) -> Result<Returned> {
             {
                 access::check(&dispatch::queue_name(queue), Profile::Worker)?;
             }
-            match dispatch::with_open(|d, db| d.extend(db, receipt, by, now))? {
+            let xid = xact::top_xid_if_any().unwrap_or_default();
+            let moved = dispatch::with_open(|d, db| {
+                dispatch::with_log(|log| d.extend(db, receipt, (by, now), xid, log))
+            })?;
+            match moved {
                 Ok(deadline) => break Some(deadline),
                 // Somebody claims or closes it: what comes of that decides.
                 Err(Take::Busy(xid)) if !xact::is_current(xid) => xact::wait_for_xid(xid),

@@ -144,6 +144,6 @@ pub fn push(rows: &mut Rows, job: &Job, now: i64) -> Result<()> {
         None,
         None,
         Some(job.receipt.unwrap_or(0).to_datum()),
-        None,
+        job.progress,
     ])
 }

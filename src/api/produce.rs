@@ -1,5 +1,7 @@
 //! insert_job, insert_jobs.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value};
 
 use super::access;
@@ -16,9 +18,9 @@ use crate::store::body::Body;
 sql_function!(awa_insert_job, insert_job);
 sql_function!(awa_insert_jobs, insert_jobs);
 
-const MAX_TAGS: usize = 20;
+pub(super) const MAX_TAGS: usize = 20;
 const MAX_KEY: usize = 255;
-const MAX_JOBS: usize = 100_000;
+pub(super) const MAX_JOBS: usize = 100_000;
 const OPTIONS: &[&str] = &[
     "unique_states",
     "unique_by",
@@ -76,6 +78,7 @@ impl Given {
             priority,
             max_attempts,
             run_at: self.run_at,
+            state: None,
             unique,
             body: Body {
                 created_at: 0,
@@ -98,7 +101,7 @@ impl Given {
     }
 }
 
-fn check_max_attempts(given: i32) -> Result<i16> {
+pub(super) fn check_max_attempts(given: i32) -> Result<i16> {
     i16::try_from(given).ok().filter(|max| (1..=1000).contains(max)).ok_or_else(|| {
         Error::new(SqlState::CHECK_VIOLATION, "max_attempts must be between 1 and 1000")
             .detail(format!("The value given is {given}."))
@@ -165,15 +168,15 @@ fn insert_jobs(call: &mut Call) -> Result<Returned> {
             .hint("Split the array."));
     }
     let mut jobs = Vec::with_capacity(elements.len());
-    let mut checked: Vec<String> = Vec::new();
+    let mut checked = HashSet::new();
     for (at, element) in elements.into_iter().enumerate() {
         let job = element_to_job(element, &defaults).map_err(|error| {
             let detail = format!("Job {} of the array is malformed.", at + 1);
             if error.detail.is_some() { error } else { error.detail(detail) }
         })?;
-        if !checked.contains(&job.queue) {
+        let is_as_before = jobs.last().is_some_and(|before: &NewJob| before.queue == job.queue);
+        if !is_as_before && checked.insert(job.queue.clone()) {
             access::check(&job.queue, Profile::Producer)?;
-            checked.push(job.queue.clone());
         }
         jobs.push(job);
     }

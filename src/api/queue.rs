@@ -1,4 +1,4 @@
-//! prepare_queue, pause_queue, resume_queue, queue_stats.
+//! prepare_queue, pause_queue, resume_queue, drain_queue, queue_stats.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,12 @@ use crate::pg::snapshot::Snapshot;
 use crate::pg::{latch, xact};
 use crate::store::acl::Profile;
 use crate::store::segments::{self, Known};
-use crate::store::{lanes, queues};
+use crate::store::{dlq, lanes, queues};
 
 sql_function!(awa_prepare_queue, prepare);
 sql_function!(awa_pause_queue, pause);
 sql_function!(awa_resume_queue, resume);
+sql_function!(awa_drain_queue, drain);
 sql_function!(awa_queue_stats_rows, stats);
 
 fn prepare(call: &mut Call) -> Result<Returned> {
@@ -43,6 +44,14 @@ fn resume(call: &mut Call) -> Result<Returned> {
     Ok(Returned::value(queues::set_paused(&queue, false, None)?))
 }
 
+fn drain(call: &mut Call) -> Result<Returned> {
+    xact::ensure_writable("awa.drain_queue()")?;
+    let queue = args::queue(call, 0)?;
+    access::check(&queue, Profile::Operator)?;
+    queues::ensure_exists(&queue)?;
+    Ok(Returned::value(dispatch::cancel::drain(&queue)? as i64))
+}
+
 #[derive(Clone, Copy, Default)]
 pub(super) struct Stats {
     /// As claims see it; None: memory has not read the row.
@@ -51,6 +60,7 @@ pub(super) struct Stats {
     /// When the oldest job that waits to be claimed became available.
     pub oldest: Option<i64>,
     rates: (f64, f64),
+    pub dead: i64,
 }
 
 /// The next queue in memory, and where to go on; it is shown if anybody used it.
@@ -68,6 +78,7 @@ fn look(
         counts: queue.counts,
         oldest: d.oldest_ready(at),
         rates: (queue.enqueued.per_second(now), queue.completed.per_second(now)),
+        dead: 0,
     };
     Some((at + 1, (queue.db == db && used).then(|| (queue.copy_name(), stats))))
 }
@@ -148,6 +159,9 @@ pub(super) fn read_stats(now: i64) -> Result<BTreeMap<String, Stats>> {
             entry.counts.failed += total.ends.failed;
             entry.counts.cancelled += total.ends.cancelled;
         }
+        for (queue, jobs) in dlq::counts()?.into_iter().filter(|(_, jobs)| *jobs != 0) {
+            stats.entry(queue).or_default().dead = jobs;
+        }
         return Ok(stats);
     }
 }
@@ -177,7 +191,7 @@ fn stats(call: &mut Call) -> Result<Returned> {
             Some(running.to_datum()),
             Some(retryable.to_datum()),
             Some(waiting_external.to_datum()),
-            Some(0_i64.to_datum()),
+            Some(stats.dead.to_datum()),
             Some(completed.to_datum()),
             Some(failed.to_datum()),
             Some(cancelled.to_datum()),

@@ -3,16 +3,17 @@
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::access;
 use super::args::{duration, options, required};
 use crate::dispatch;
 use crate::dispatch::close::{self, Closer};
 use crate::domain::entities::{Liveness, Runtime};
 use crate::domain::table::NIL;
 use crate::domain::undo::Act;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SqlState};
 use crate::pg::call::{Call, Returned, sql_function};
 use crate::pg::datum::ToDatum;
-use crate::pg::{guc, latch, xact};
+use crate::pg::{guc, latch, role, xact};
 use crate::store::{body, runtimes};
 
 sql_function!(awa_register_runtime, register);
@@ -94,6 +95,7 @@ fn heartbeat(call: &mut Call) -> Result<Returned> {
         d.runtime(db, &id).map(|at| (d.beat(at, now), d.runtimes[at].timeout))
     })?;
     let Some((true, timeout)) = alive else { return Err(dispatch::runtime_gone()) };
+    check_owner(&id)?;
     if let Some(holding) = holding {
         let mut known: Vec<i64> = holding.into_iter().flatten().collect();
         known.sort_unstable();
@@ -101,6 +103,7 @@ fn heartbeat(call: &mut Call) -> Result<Returned> {
         let mut lost = open_items(&id, now.saturating_sub(timeout))?;
         lost.retain(|receipt| known.binary_search(receipt).is_err());
         if !lost.is_empty() {
+            xact::ensure_writable("awa.heartbeat()")?;
             lost.sort_unstable();
             close::give_back(close::take(&lost, Closer::Rescue)?)?;
         }
@@ -122,6 +125,7 @@ fn deregister(call: &mut Call) -> Result<Returned> {
         d.runtime(db, &id).filter(|at| !d.runtimes[*at].dead).map(|at| (db, at))
     })?;
     let Some((db, runtime)) = known else { return Err(dispatch::runtime_gone()) };
+    check_owner(&id)?;
     let mut open = open_items(&id, i64::MAX)?;
     let mut released = 0;
     if release && !open.is_empty() {
@@ -135,6 +139,20 @@ fn deregister(call: &mut Call) -> Result<Returned> {
         dispatch::log_act(d, db, subxact, Act::Deregister { runtime, id });
     });
     Ok(Returned::value(released as i64))
+}
+
+/// 42501 unless the caller has the privileges of the role that registered the runtime.
+fn check_owner(id: &[u8; 16]) -> Result<()> {
+    if access::is_master()? {
+        return Ok(());
+    }
+    match runtimes::registered_by(*id)? {
+        Some(owner) if role::has_privileges_of(xact::user_id(), owner) => Ok(()),
+        _ => Err(Error::new(
+            SqlState::INSUFFICIENT_PRIVILEGE,
+            "permission denied: another role registered the runtime",
+        )),
+    }
 }
 
 /// Receipts of the open attempts of a runtime that were claimed before a time. Room is made

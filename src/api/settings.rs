@@ -23,11 +23,10 @@ const LATER: &[&str] = &[
     "max_depth",
     "ordering",
     "notify",
-    "dlq_enabled",
     "completed_retention",
 ];
 const KNOWN: &str = "priority, max_attempts, attempt_deadline, priority_aging, backoff, \
-                     enqueue_shards, failed_retention";
+                     enqueue_shards, dlq_enabled, failed_retention";
 const BACKOFF: &[&str] = &["base", "factor", "jitter", "max"];
 
 /// What is not named stays; null restores the default.
@@ -65,6 +64,7 @@ fn change(name: &str, value: &Value, changes: &mut Map<String, Value>) -> Result
         "priority_aging" => ("priority_aging_us", |name, value| Ok(json!(micros(name, value)?))),
         "failed_retention" => ("failed_retention_us", retention),
         "backoff" => ("backoff", backoff),
+        "dlq_enabled" => ("dlq_enabled", boolean),
         _ => {
             return Err(Error::invalid(format!("unknown queue setting \"{name}\""))
                 .hint(format!("Settings are {KNOWN}.")));
@@ -97,6 +97,13 @@ fn micros(name: &str, value: &Value) -> Result<i64> {
     args::duration(Some(parsed), name).map(Option::unwrap_or_default)
 }
 
+fn boolean(name: &str, value: &Value) -> Result<Value> {
+    match value {
+        Value::Bool(_) => Ok(value.clone()),
+        _ => Err(Error::invalid(format!("{name} must be true or false"))),
+    }
+}
+
 /// -1: for ever.
 fn retention(name: &str, value: &Value) -> Result<Value> {
     if value.as_str().is_some_and(|text| text.trim() == "-1") || value.as_i64() == Some(-1) {
@@ -123,7 +130,7 @@ fn backoff(_name: &str, value: &Value) -> Result<Value> {
 
 /// Every setting as it is now, in the form in which it can be given.
 fn in_force(stored: &Value) -> Value {
-    let QueueSettings { priority, shards, max_attempts, attempt_deadline, ageing, backoff } =
+    let QueueSettings { priority, shards, max_attempts, attempt_deadline, ageing, backoff, dlq } =
         settings::from_json(stored);
     let kept = settings::failed_retention(stored)
         .unwrap_or_else(|| guc::failed_retention().as_micros() as i64);
@@ -139,6 +146,7 @@ fn in_force(stored: &Value) -> Value {
             "max": interval(backoff.max),
         },
         "enqueue_shards": shards,
+        "dlq_enabled": dlq,
         "failed_retention": if kept < 0 { "-1".to_owned() } else { interval(kept) },
     })
 }

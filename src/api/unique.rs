@@ -2,11 +2,14 @@
 
 use serde_json::{Map, Value};
 
+use super::access;
 use crate::dispatch::enqueue::Unique;
+use crate::dispatch::replace::Replace;
 use crate::domain::unique::{self, Mask, Parts, State};
 use crate::error::{Error, Result, SqlState};
 use crate::pg::datum::{self, Datum};
 use crate::pg::xact;
+use crate::store::acl::Profile;
 
 /// What a B-tree of 8 KiB pages can surely hold.
 const MAX_KEY: usize = 2000;
@@ -25,16 +28,18 @@ pub fn read(
     opts: &Map<String, Value>,
 ) -> Result<Option<Unique>> {
     let mask = given(opts, "unique_states").map_or(Ok(Mask::DEFAULT), states)?;
-    let is_strict = is_strict(opts)?;
-    if given(opts, "throttle").is_some() {
-        return Err(unsupported("throttle"));
-    }
+    let (is_strict, replace) = on_conflict(opts)?;
+    let throttle = given(opts, "throttle").map(|value| length("throttle", value)).transpose()?;
     let by = given(opts, "unique_by");
-    let period = given(opts, "unique_period").map(period).transpose()?;
+    let period = given(opts, "unique_period");
+    let period = period.map(|value| length("unique_period", value)).transpose()?;
     let key = match (key, by) {
         (Some(_), Some(_)) => {
             return Err(Error::invalid("unique_by cannot be used together with unique_key")
                 .detail("The key of a job is either given or computed."));
+        }
+        (None, None) if throttle.is_some() => {
+            return Err(Error::invalid("throttle needs unique_key or unique_by"));
         }
         (None, None) if period.is_none() => return Ok(None),
         (_, None) if period.is_some() => {
@@ -50,7 +55,7 @@ pub fn read(
         )
         .detail(format!("The key given has {}.", key.len())));
     }
-    Ok(Some(Unique { key, mask, is_strict }))
+    Ok(Some(Unique { key, mask, is_strict, replace, throttle }))
 }
 
 fn texts<'a>(value: &'a Value, what: &str) -> Result<Vec<&'a str>> {
@@ -73,28 +78,29 @@ fn states(value: &Value) -> Result<Mask> {
     Ok(Mask::of(states))
 }
 
-fn is_strict(opts: &Map<String, Value>) -> Result<bool> {
-    match given(opts, "on_conflict").map(|value| value.as_str().unwrap_or("")) {
-        None | Some("return") => Ok(false),
-        Some("error") => Ok(true),
-        Some(name @ ("replace" | "debounce")) => {
-            Err(unsupported(&format!("on_conflict \"{name}\"")))
+/// Whether a duplicate is an error, or what it does to the job that is there.
+fn on_conflict(opts: &Map<String, Value>) -> Result<(bool, Option<Replace>)> {
+    let may = |queue: &str| access::check(queue, Profile::Producer);
+    Ok(match given(opts, "on_conflict").map(|value| value.as_str().unwrap_or("")) {
+        None | Some("return") => (false, None),
+        Some("error") => (true, None),
+        Some("replace") => (false, Some(Replace { moves: false, may })),
+        Some("debounce") => (false, Some(Replace { moves: true, may })),
+        Some(_) => {
+            return Err(Error::invalid(
+                "on_conflict must be one of return, error, replace, debounce",
+            ));
         }
-        Some(_) => Err(Error::invalid("on_conflict must be one of return, error")),
-    }
+    })
 }
 
-fn unsupported(what: &str) -> Error {
-    Error::new(SqlState::FEATURE_NOT_SUPPORTED, format!("{what} is not supported by this version"))
-}
-
-/// Microseconds.
-fn period(value: &Value) -> Result<i64> {
+/// Microseconds, more than none.
+fn length(name: &str, value: &Value) -> Result<i64> {
     let text =
-        value.as_str().ok_or_else(|| Error::invalid("unique_period must be interval text"))?;
+        value.as_str().ok_or_else(|| Error::invalid(format!("{name} must be interval text")))?;
     let micros = datum::parse_interval(text)?.to_micros();
     if micros <= 0 {
-        return Err(Error::invalid("unique_period must be longer than nothing"));
+        return Err(Error::invalid(format!("{name} must be longer than nothing")));
     }
     Ok(micros)
 }

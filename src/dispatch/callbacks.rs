@@ -144,14 +144,24 @@ fn sub_abort(subxact: u32, _parent: u32) {
 fn pre_prepare() -> Result<()> {
     let (any, claims) = with_log(|log| {
         let bound = |act: &Act| {
-            matches!(act, Act::Claim { .. } | Act::Register { .. } | Act::Deregister { .. })
+            matches!(
+                act,
+                Act::Claim { .. }
+                    | Act::Register { .. }
+                    | Act::Deregister { .. }
+                    | Act::Rotate { .. }
+                    | Act::List { .. }
+                    | Act::Count { .. }
+                    | Act::Counted { .. }
+                    | Act::Truncate { .. }
+            )
         };
         (!log.is_empty(), log.entries().iter().any(|e| bound(&e.act)))
     });
     if claims {
         return Err(Error::new(
             SqlState::FEATURE_NOT_SUPPORTED,
-            "cannot PREPARE a transaction that has claimed jobs or registered a runtime",
+            "cannot PREPARE a transaction that has claimed jobs, registered a runtime or maintained segments",
         )
         .hint("Commit the claim before the work, or complete without two-phase commit."));
     }

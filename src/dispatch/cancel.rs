@@ -1,15 +1,16 @@
-//! Cancelling a job, wherever it is.
+//! Cancelling a job, wherever it is, or all that wait in a queue.
 
 use std::collections::BTreeMap;
 
-use super::close::{self, Hold};
+use super::close::{self, Closer, Hold};
 use super::keys::{Patience, Switcher};
 use super::seize::{self, Seized, Waiting};
 use super::session::confirm;
-use crate::domain::entities::AS_BODY;
+use crate::domain::entities::{AS_BODY, SEGMENTS};
 use crate::domain::undo::End;
 use crate::domain::unique::State;
 use crate::error::Result;
+use crate::pg::snapshot::Snapshot;
 use crate::pg::xact;
 use crate::store::body;
 use crate::store::deferred::{Deferred, Kind};
@@ -38,6 +39,7 @@ pub fn cancel(
         }
         Seized::Deferred(row) => {
             may(&row.queue)?;
+            count_cancelled(&row.queue, 1)?;
             cancel_deferred(*row, reason)?;
             Ok("cancelled")
         }
@@ -93,6 +95,67 @@ fn cancel_waiting(waiting: Waiting, reason: Option<&str>) -> Result<()> {
     waiting.close(Outcome::Cancelled, now, reason)
 }
 
+/// Why a job was cancelled whose queue was drained.
+const DRAINED: &str = "its queue was drained";
+
+/// Cancels all jobs of a queue that wait, for a callback too, and returns how many. Running
+/// ones go on.
+pub fn drain(queue: &str) -> Result<u64> {
+    let mut ids = Vec::new();
+    let mut take = |job: jobs::Job| {
+        if job.queue == queue && !job.state.is_terminal() && job.state != jobs::State::Running {
+            let is_parked = job.state == jobs::State::WaitingExternal;
+            ids.push((job.job_id, job.receipt.filter(|_| is_parked)));
+        }
+        Ok(true)
+    };
+    for segment in 0..SEGMENTS as u8 {
+        jobs::of_segment(segment, Snapshot::Latest, &mut take)?;
+    }
+    jobs::of_tables(Snapshot::Latest, &mut take)?;
+    // In the order of all who take several jobs.
+    ids.sort_unstable();
+    let (mut waiting, mut deferred) = (0, 0);
+    for (job_id, parked) in ids {
+        if let Some(receipt) = parked
+            && cancel_parked(receipt)?
+        {
+            waiting += 1;
+            continue;
+        }
+        match seize::seize_waiting(job_id, true)? {
+            Some(Seized::Waiting(job)) => {
+                cancel_waiting(*job, Some(DRAINED))?;
+                waiting += 1;
+            }
+            Some(Seized::Deferred(row)) => {
+                cancel_deferred(*row, Some(DRAINED))?;
+                deferred += 1;
+            }
+            Some(Seized::Own(_)) => return Err(seize::own(job_id)),
+            // It was claimed, or came to its end, meanwhile.
+            None | Some(Seized::Running(_) | Seized::Finished(_) | Seized::Unknown) => {}
+        }
+    }
+    if deferred > 0 {
+        count_cancelled(queue, deferred)?;
+    }
+    Ok((waiting + deferred) as u64)
+}
+
+/// Cancels the job of a parked attempt; false when it is no longer parked.
+fn cancel_parked(receipt: i64) -> Result<bool> {
+    let hold = close::take(&[receipt], Closer::Operator)?;
+    let is_parked = hold.is_parked() && !hold.taken.is_empty();
+    if is_parked {
+        close::cancel(hold, Some(DRAINED))?;
+    } else {
+        hold.leave();
+    }
+    Ok(is_parked)
+}
+
+/// The row in `deferred_jobs` is deleted; `count_cancelled` is the caller's.
 fn cancel_deferred(row: Deferred, reason: Option<&str>) -> Result<()> {
     let now = xact::micros();
     let from = match row.kind {
@@ -102,7 +165,6 @@ fn cancel_deferred(row: Deferred, reason: Option<&str>) -> Result<()> {
     let mut body = row.body;
     Switcher::new(Patience::Wait).end(row.job_id, &mut body, from, State::Cancelled)?;
     body.history = history::with_error(body.history, body.attempts, now, reason);
-    count_cancelled(&row.queue)?;
     done::write(&[Done {
         job_id: row.job_id,
         failed: false,
@@ -117,9 +179,9 @@ fn cancel_deferred(row: Deferred, reason: Option<&str>) -> Result<()> {
     }])
 }
 
-/// Its segment says of no such job how it ended, so the queue's row counts it.
-fn count_cancelled(queue: &str) -> Result<()> {
-    let ends = Ends { cancelled: 1, ..Ends::default() };
+/// No segment says of jobs in `deferred_jobs` how they ended, so the queue's row counts them.
+fn count_cancelled(queue: &str, cancelled: i64) -> Result<()> {
+    let ends = Ends { cancelled, ..Ends::default() };
     queues::add_totals(&BTreeMap::from([(queue.to_owned(), ends)]))
 }
 

@@ -19,7 +19,7 @@ use crate::pg::snapshot::Snapshot;
 use crate::pg::{latch, xact};
 use crate::store::evidence::{self, Detail, Evidence, Sight};
 use crate::store::lanes::LaneRow;
-use crate::store::{attempts, body, deferred, lanes, queues, segments};
+use crate::store::{attempts, body, deferred, dlq, lanes, queues, segments};
 
 /// How long a pause in the traffic is waited for, microseconds.
 const PATIENCE: i64 = 20_000_000;
@@ -316,6 +316,10 @@ fn compare(memory: &Memory, tables: &Tables) -> Result<Vec<Finding>> {
         Finding {
             invariant: "totals of queues have what the segments say they count",
             faults: compare_totals(tables).0,
+        },
+        Finding {
+            invariant: "counts of dead letters equal counts by scan",
+            faults: dlq::miscounted()?,
         },
         Finding {
             invariant: "a unique key is held if and only if a job in a masked state exists for it",

@@ -5,21 +5,21 @@ use super::keys::{self, Patience, Switched, Switcher};
 use super::session::{begin_write, confirm, end_write, reserve_log, with_log, with_open};
 use crate::domain::backoff::Backoff;
 use crate::domain::dispatcher::{Take, Taken, Taker};
-use crate::domain::entities::{Database, Db, split};
+use crate::domain::entities::{Database, Db, QueueSettings, split};
 use crate::domain::undo::End;
 use crate::domain::unique::State;
 use crate::error::{Error, Result, SqlState};
-use crate::pg::datum::Datum;
+use crate::pg::datum::{Datum, own_json};
 use crate::pg::debug_point::debug_point;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::xact;
-use crate::store::attempts;
 use crate::store::body::{self, Placed};
 use crate::store::closures::{self, NewClosure};
 use crate::store::deferred::{Deferred, Kind};
+use crate::store::dlq::{self, Dead};
 use crate::store::done::{self, Done};
 use crate::store::outcome::Outcome;
-use crate::store::queues;
+use crate::store::{attempts, history, queues};
 
 /// A backoff longer than this waits on disk, microseconds.
 const SHORT: i64 = 60_000_000;
@@ -72,6 +72,11 @@ impl Hold {
     /// The queue of its first item.
     pub fn queue(&self) -> String {
         self.taken.first().map_or_else(String::new, |item| super::queue_name(item.queue))
+    }
+
+    /// Its items stay as they are.
+    pub fn leave(self) {
+        decide(&self.taken, |_| End::Open);
     }
 
     /// Whether its items are parked.
@@ -288,8 +293,8 @@ fn is_plain(item: &Taken) -> bool {
 }
 
 /// Frees the unique keys of jobs that came to their end, or keeps them where the mask says
-/// so. No rescue completes, so open transactions are waited for. Callbacks are forgotten, and
-/// requests to stop that came to nothing.
+/// so. No rescue completes, so open transactions are waited for. Progress and callbacks are
+/// forgotten, and requests to stop that came to nothing.
 fn end_keys(taken: &[Taken], to: State) -> Result<()> {
     if taken.iter().all(is_plain) {
         return Ok(());
@@ -312,6 +317,28 @@ pub(super) fn decide(taken: &[Taken], end: impl Fn(&Taken) -> End) {
     });
 }
 
+/// Why a job has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// No attempt is left.
+    Exhausted,
+    /// Its worker, or who resolved its callback, says that no other attempt would help.
+    Terminal,
+    /// No attempt is left, and the last one waited in vain.
+    CallbackTimeout,
+}
+
+impl Cause {
+    /// As dead letters say it.
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Exhausted => "max_attempts_exhausted",
+            Self::Terminal => "terminal_error",
+            Self::CallbackTimeout => "callback_timeout",
+        }
+    }
+}
+
 /// What becomes of an attempt that did not complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -329,7 +356,7 @@ pub enum Verdict {
     },
     /// Available at once, as if it had never been tried.
     Restart,
-    Fail,
+    Fail(Cause),
     /// Not a judge's: the job's unique key went to another one, and it cannot go on.
     Cancel,
     /// Not a judge's either: an open transaction has the key, so the attempt stays open.
@@ -346,6 +373,8 @@ enum Place {
     /// Its unique key has to move when its time comes, which takes a transaction: the
     /// promotion of deferred jobs is one, the firing of a timer is not.
     Deferred,
+    /// Into its lane at once, with a new body.
+    NewBody,
 }
 
 impl Verdict {
@@ -362,7 +391,7 @@ impl Verdict {
                 (place(State::Scheduled), State::Scheduled)
             }
             Self::Restart => (Place::Any, State::Available),
-            Self::Fail => (Place::Any, State::Failed),
+            Self::Fail(_) => (Place::Any, State::Failed),
             Self::Cancel | Self::Skip => (Place::Any, State::Cancelled),
         }
     }
@@ -397,10 +426,11 @@ pub fn conclude(
     for run in taken.chunk_by(|a, b| a.segment == b.segment) {
         let positions: Vec<i64> = run.iter().map(|item| item.position).collect();
         let jobs = body::read(run[0].segment, &positions)?;
-        let backoffs = backoffs(run)?;
-        let mut plan = Plan { db, generation, now, error, is_thorough, ..Plan::default() };
-        for ((item, job), backoff) in run.iter().zip(&jobs).zip(backoffs) {
+        let queues = settings(run)?;
+        let mut plan = Plan { db, generation, now, error, is_thorough, queues, ..Plan::default() };
+        for (item, job) in run.iter().zip(&jobs) {
             let attempt = attempt_of(item);
+            let backoff = plan.queue(item).backoff;
             let verdict = judge(&Case { taken: item, job, attempt, backoff });
             verdicts.push(plan.add(&mut switcher, item, job, attempt, verdict)?);
         }
@@ -410,30 +440,21 @@ pub fn conclude(
     Ok(verdicts)
 }
 
-/// How each attempt's queue backs off, as its settings are now.
-fn backoffs(taken: &[Taken]) -> Result<Vec<Backoff>> {
-    // Under the lock nothing is allocated: room for all is made before.
-    let mut unloaded: Vec<u32> = Vec::with_capacity(taken.len());
-    super::with(|d| {
-        for item in taken {
-            let unread = d.queues.get(item.queue).is_some_and(|q| !q.loaded);
-            if unread && unloaded.last() != Some(&item.queue) {
-                unloaded.push(item.queue);
-            }
+/// The settings of the queues of attempts, as they are now.
+fn settings(taken: &[Taken]) -> Result<Vec<(u32, QueueSettings)>> {
+    let mut queues: Vec<u32> = taken.iter().map(|item| item.queue).collect();
+    queues.sort_unstable();
+    queues.dedup();
+    let mut settings = Vec::with_capacity(queues.len());
+    for at in queues {
+        let loaded = super::with(|d| d.queues.get(at).is_none_or(|q| q.loaded));
+        if !loaded {
+            queues::ensure_loaded(&super::queue_name(at))?;
         }
-    });
-    unloaded.sort_unstable();
-    unloaded.dedup();
-    for queue in unloaded {
-        queues::ensure_loaded(&super::queue_name(queue))?;
+        let found = super::with(|d| d.queues.get(at).map(|q| q.settings));
+        settings.push((at, found.unwrap_or_default()));
     }
-    let mut backoffs = Vec::with_capacity(taken.len());
-    super::with(|d| {
-        backoffs.extend(taken.iter().map(|item| {
-            d.queues.get(item.queue).map_or_else(Default::default, |q| q.settings.backoff)
-        }));
-    });
-    Ok(backoffs)
+    Ok(settings)
 }
 
 /// Cancels attempts for a reason.
@@ -466,7 +487,7 @@ pub fn restart(hold: Hold) -> Result<Verdict> {
 
 /// Gives attempts back: none of them counts. Jobs are read only where a unique key may have
 /// to move, or there may be a row about the attempt: that it was asked to stop, which cancels
-/// its job, or its callback.
+/// its job, its callback, or its progress.
 pub fn give_back(hold: Hold) -> Result<u64> {
     let now = xact::micros();
     let Hold { db, patience, generation, taken } = hold;
@@ -500,7 +521,10 @@ struct Plan<'a> {
     is_thorough: bool,
     ends: Vec<(usize, End)>,
     batches: Vec<Batch>,
+    /// The settings of the queues of its jobs.
+    queues: Vec<(u32, QueueSettings)>,
     done: Vec<(u32, Done)>,
+    dead: Vec<(u32, Dead)>,
     deferred: Vec<(u32, Deferred)>,
     ready: Vec<(u32, Promoted)>,
     /// Releases under way: lane, chunk, attempts, due, snoozed.
@@ -508,6 +532,11 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
+    fn queue(&self, item: &Taken) -> QueueSettings {
+        let found = self.queues.iter().find(|(at, _)| *at == item.queue);
+        found.map(|(_, settings)| *settings).unwrap_or_default()
+    }
+
     /// Returns the verdict that was carried out, which the job's unique key may have
     /// changed.
     fn add(
@@ -518,17 +547,19 @@ impl Plan<'_> {
         attempt: i16,
         verdict: Verdict,
     ) -> Result<Verdict> {
-        let mut reason = None;
-        let verdict = match verdict {
-            // What was asked to stop has no other end but completion.
-            _ if item.mark.asked => {
-                let note = attempts::read(job.job_id(), item.receipt, Snapshot::SelfNow)?;
-                reason = note.and_then(|note| note.cancel_reason);
-                Verdict::Cancel
-            }
-            verdict => verdict,
+        // Who has the attempt has its row: nobody else writes there meanwhile.
+        let note = if item.noted {
+            attempts::read(job.job_id(), item.receipt, Snapshot::SelfNow)?
+        } else {
+            None
         };
-        let verdict = self.weigh(switcher, item, (job, attempt), verdict, reason)?;
+        let progress = note.as_ref().and_then(|note| note.progress);
+        let (verdict, reason) = match item.mark.asked {
+            // What was asked to stop has no other end but completion.
+            true => (Verdict::Cancel, note.and_then(|note| note.cancel_reason)),
+            false => (verdict, None),
+        };
+        let verdict = self.weigh(switcher, item, (*job, attempt), verdict, (reason, progress))?;
         if item.noted && verdict != Verdict::Skip {
             attempts::forget(job.job_id(), item.receipt)?;
         }
@@ -539,11 +570,17 @@ impl Plan<'_> {
         &mut self,
         switcher: &mut Switcher,
         item: &Taken,
-        (job, attempt): (&Placed, i16),
+        (mut job, attempt): (Placed, i16),
         verdict: Verdict,
-        reason: Option<String>,
+        (reason, progress): (Option<String>, Option<Datum>),
     ) -> Result<Verdict> {
-        let (place, to) = verdict.target(job, self.now);
+        let (mut place, to) = verdict.target(&job, self.now);
+        if let Some(progress) = progress {
+            // It goes on with the body, so the job gets a new one.
+            job.body.history = history::with_progress(job.body.history, own_json(progress));
+            place = if place == Place::Lane { Place::NewBody } else { Place::Deferred };
+        }
+        let job = &job;
         if to.is_terminal() {
             return self.end(switcher, item, (job, attempt), verdict, reason);
         }
@@ -570,7 +607,7 @@ impl Plan<'_> {
                 self.retry(item, job, attempt - 1, Outcome::Snoozed, due, place)?;
             }
             Verdict::Restart => self.restart(item, job, attempt)?,
-            Verdict::Fail | Verdict::Cancel | Verdict::Skip => {}
+            Verdict::Fail(_) | Verdict::Cancel | Verdict::Skip => {}
         }
         Ok(verdict)
     }
@@ -590,18 +627,20 @@ impl Plan<'_> {
         verdict: Verdict,
         reason: Option<String>,
     ) -> Result<Verdict> {
-        let failed = verdict == Verdict::Fail;
-        let (state, outcome, end) = if failed {
-            (State::Failed, Outcome::Failed, End::Failed)
-        } else {
-            (State::Cancelled, Outcome::Cancelled, End::Cancelled)
+        let (state, end) = match verdict {
+            Verdict::Fail(_) => (State::Failed, End::Failed),
+            _ => (State::Cancelled, End::Cancelled),
+        };
+        let grave = match verdict {
+            Verdict::Fail(cause) if self.queue(item).dlq => Some(cause.reason()),
+            _ => None,
         };
         let mut body = job.body;
         if !switcher.end(job.job_id(), &mut body, state_of(item), state)? {
             return Ok(self.skip(item));
         }
         body.attempts = attempt;
-        body.history = crate::store::history::with_error(
+        body.history = history::with_error(
             self.history(item, job, attempt)?,
             attempt,
             self.now,
@@ -609,7 +648,7 @@ impl Plan<'_> {
         );
         let done = Done {
             job_id: job.job_id(),
-            failed,
+            failed: state == State::Failed,
             finalized_at: self.now,
             attempted_at: None,
             last_receipt: Some(item.receipt),
@@ -619,7 +658,20 @@ impl Plan<'_> {
             run_at: job.body.run_at(),
             body,
         };
-        self.done.push((item.lane, done));
+        let outcome = match (grave, state) {
+            (Some(reason), _) => {
+                self.dead.push((item.lane, Dead { done, reason: reason.to_owned() }));
+                Outcome::DeadLettered
+            }
+            (None, State::Failed) => {
+                self.done.push((item.lane, done));
+                Outcome::Failed
+            }
+            (None, _) => {
+                self.done.push((item.lane, done));
+                Outcome::Cancelled
+            }
+        };
         batch(&mut self.batches, item, outcome, None);
         self.ends.push((item.log, end));
         Ok(verdict)
@@ -635,7 +687,7 @@ impl Plan<'_> {
         } else {
             job.body.history
         };
-        Ok(crate::store::history::with_error(history, attempt, self.now, self.error))
+        Ok(history::with_error(history, attempt, self.now, self.error))
     }
 
     fn retry(
@@ -648,7 +700,8 @@ impl Plan<'_> {
         place: Place,
     ) -> Result<()> {
         let is_short = due - self.now <= SHORT;
-        if is_short && place != Place::Deferred && self.release(item, used, outcome, due)? {
+        let in_place = is_short && matches!(place, Place::Lane | Place::Any);
+        if in_place && self.release(item, used, outcome, due)? {
             return Ok(());
         }
         if place == Place::Lane {
@@ -657,6 +710,14 @@ impl Plan<'_> {
         let mut body = job.body;
         body.attempts = used;
         body.history = self.history(item, job, used)?;
+        if place == Place::NewBody {
+            body.run_at = Some(body.run_at());
+            let (job_id, priority) = (job.job_id(), item.priority);
+            self.ready.push((item.lane, Promoted { job_id, priority, shard: 0, body }));
+            batch(&mut self.batches, item, Outcome::Moved, None);
+            self.ends.push((item.log, End::Moved));
+            return Ok(());
+        }
         self.deferred.push((
             item.lane,
             Deferred {
@@ -728,6 +789,10 @@ impl Plan<'_> {
             let rows: Vec<Done> = self.done.into_iter().map(|(_, row)| row).collect();
             done::write(&rows)?;
         }
+        if !self.dead.is_empty() {
+            let rows: Vec<Dead> = self.dead.into_iter().map(|(_, row)| row).collect();
+            dlq::write(&rows)?;
+        }
         if !self.deferred.is_empty() {
             let rows: Vec<Deferred> = self.deferred.into_iter().map(|(_, row)| row).collect();
             write_deferred(self.db, &rows)?;
@@ -747,7 +812,7 @@ impl Plan<'_> {
 
     /// Rows outside the segments name their queue.
     fn name_lanes(&mut self) {
-        if self.done.is_empty() && self.deferred.is_empty() {
+        if self.done.is_empty() && self.dead.is_empty() && self.deferred.is_empty() {
             return;
         }
         // Most rows of a batch are of one lane.
@@ -761,6 +826,9 @@ impl Plan<'_> {
         };
         for (lane, row) in &mut self.done {
             (row.queue, row.shard) = name(*lane);
+        }
+        for (lane, row) in &mut self.dead {
+            (row.done.queue, row.done.shard) = name(*lane);
         }
         for (lane, row) in &mut self.deferred {
             (row.queue, row.shard) = name(*lane);

@@ -1,19 +1,24 @@
 //! Putting jobs into the database.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 
 use super::keys::{self, Patience, Switched, Switcher};
+use super::replace::{self, Replace};
 use super::session::{attach, begin_write, capacity, end_write, reserve_log, with_log};
 use crate::domain::dispatcher::{Grant, Granted};
 use crate::domain::entities::{Db, QueueSettings, position};
+use crate::domain::ordering;
 use crate::domain::undo::Act;
 use crate::domain::unique::{Mask, State};
 use crate::error::{Error, Result, SqlState};
-use crate::pg::datum::{Bits8, ToDatum};
+use crate::pg::datum::{self, Bits8, ToDatum};
 use crate::pg::debug_point::debug_point;
 use crate::pg::xact;
 use crate::store::body::{self, Body, Placed};
-use crate::store::{chunks, deferred, lanes, queues};
+use crate::store::deferred::{self, Kind};
+use crate::store::throttles::{Opened, Opening, Throttles};
+use crate::store::{chunks, lanes, queues};
 
 /// A job to be enqueued. None stands for the queue's default.
 #[derive(Clone, Debug)]
@@ -23,9 +28,23 @@ pub struct NewJob {
     pub max_attempts: Option<i16>,
     /// In the future: the job is scheduled.
     pub run_at: Option<i64>,
+    /// The state it begins in, if not what `run_at` says.
+    pub state: Option<State>,
     pub unique: Option<Unique>,
     /// `created_at`, `run_at`, `max_attempts` and the unique key are filled in here.
     pub body: Body,
+}
+
+impl NewJob {
+    /// Available, scheduled or retryable.
+    fn first_state(&self, now: i64) -> State {
+        let by_time = if self.run_at.is_some_and(|at| at > now) {
+            State::Scheduled
+        } else {
+            State::Available
+        };
+        self.state.unwrap_or(by_time)
+    }
 }
 
 /// A key of which there may be one job at a time.
@@ -35,6 +54,10 @@ pub struct Unique {
     pub mask: Mask,
     /// 23505 for a second job, instead of the first one's id.
     pub is_strict: bool,
+    /// What a second job does to the first one, if that waits.
+    pub replace: Option<Replace>,
+    /// For so many microseconds after a job, no other one is accepted for its key.
+    pub throttle: Option<i64>,
 }
 
 /// What became of a job that was to be enqueued.
@@ -45,7 +68,8 @@ pub struct Enqueued {
     pub is_duplicate: bool,
 }
 
-/// A ready job that was deferred, on its way into its lane.
+/// A ready job that was elsewhere, on its way into its lane.
+#[derive(Clone, Copy)]
 pub struct Promoted {
     pub job_id: i64,
     pub priority: u8,
@@ -84,18 +108,18 @@ pub fn enqueue(mut jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
         };
         let settings = ready.settings(&job.queue)?;
         let priority = job.priority.unwrap_or(settings.priority);
-        let shard = shard_of(&settings);
+        let shard = shard_of(&settings, &job.body);
+        let state = job.first_state(now);
         job.body.created_at = now;
         job.body.max_attempts = job.max_attempts.unwrap_or(settings.max_attempts);
-        match job.run_at.filter(|at| *at != i64::MIN) {
-            Some(run_at) if run_at > now => {
-                later.push(Later { at, job_id, run_at, priority, shard, job });
-            }
-            Some(run_at) => {
-                job.body.run_at = (run_at != now).then_some(run_at);
-                ready.add(&job.queue, priority, shard, at, job_id, job.body);
-            }
-            None => ready.add(&job.queue, priority, shard, at, job_id, job.body),
+        let run_at = job.run_at.filter(|at| *at != i64::MIN);
+        if state == State::Available {
+            job.body.run_at = run_at.filter(|at| *at != now);
+            ready.add(&job.queue, priority, shard, at, job_id, job.body);
+        } else {
+            let retryable = state == State::Retryable;
+            let run_at = run_at.unwrap_or(now);
+            later.push(Later { at, job_id, run_at, retryable, priority, shard, job });
         }
     }
     for group in ready.groups {
@@ -123,42 +147,152 @@ fn take_keys(db: Db, now: i64, jobs: &mut [NewJob]) -> Result<Vec<Enqueued>> {
     if jobs.iter().all(|job| job.unique.is_none()) {
         return Ok(Vec::new());
     }
+    let mut taken = vec![Enqueued::default(); jobs.len()];
+    let mut opened = open_windows(db, now, jobs, &mut taken)?;
     let mut order: Vec<(Vec<u8>, usize)> = Vec::new();
-    for (at, job) in jobs.iter_mut().enumerate() {
+    for ((at, job), so_far) in jobs.iter_mut().enumerate().zip(&taken) {
+        let state = job.first_state(now);
         let Some(unique) = &job.unique else { continue };
         job.body.unique_key = Some(unique.key.as_slice().to_datum());
         job.body.unique_states = Some(Bits8(unique.mask.0).to_datum());
-        let state =
-            if job.run_at.is_some_and(|at| at > now) { State::Scheduled } else { State::Available };
-        if unique.mask.has(state) {
+        if unique.mask.has(state) && !so_far.is_duplicate {
             order.push((unique.key.clone(), at));
         }
     }
     order.sort_unstable();
-    let mut taken = vec![Enqueued::default(); jobs.len()];
     let mut switcher = Switcher::new(Patience::Wait);
     for same in order.chunk_by(|a, b| a.0 == b.0) {
-        let Some((key, _)) = same.first() else { continue };
-        let id = take_id(db)?;
-        let holder = match switcher.take(key, id)? {
-            Switched::Lost(holder) => Some(holder),
-            Switched::Done | Switched::Busy => None,
-        };
+        let Some((key, first)) = same.first() else { continue };
+        let known = taken.get(*first).map_or(0, |enqueued| enqueued.id);
+        let id = if known == 0 { take_id(db)? } else { known };
+        let members: Vec<usize> = same.iter().map(|(_, at)| *at).collect();
+        let holder = take_key(&mut switcher, key, id, jobs, &members)?;
         debug_point!("enqueue_key_taken", interruptible);
-        for (nth, (_, at)) in same.iter().enumerate() {
+        if holder.is_none() {
+            merge(jobs, &members, now);
+        } else if let Some(windows) = &mut opened {
+            windows.take_back(*first)?;
+        }
+        for (nth, at) in members.into_iter().enumerate() {
             let is_duplicate = holder.is_some() || nth > 0;
             let id = holder.unwrap_or(id);
             let is_strict =
-                jobs.get(*at).and_then(|j| j.unique.as_ref()).is_some_and(|u| u.is_strict);
+                jobs.get(at).and_then(|j| j.unique.as_ref()).is_some_and(|u| u.is_strict);
             if is_duplicate && is_strict {
                 return Err(keys::conflict(id));
             }
-            if let Some(slot) = taken.get_mut(*at) {
+            if let Some(slot) = taken.get_mut(at) {
                 *slot = Enqueued { id, is_duplicate };
             }
         }
     }
     Ok(taken)
+}
+
+/// Takes the key of several jobs for this id, or returns the job that holds it, after it was
+/// replaced if one of them wants that.
+fn take_key(
+    switcher: &mut Switcher,
+    key: &[u8],
+    id: i64,
+    jobs: &[NewJob],
+    members: &[usize],
+) -> Result<Option<i64>> {
+    let new = |at: &usize| {
+        let job = jobs.get(*at)?;
+        Some((job, job.unique.as_ref()?.replace?))
+    };
+    // The last one would have had the last word.
+    let last = members.iter().rev().find_map(new);
+    let mut ended = None;
+    loop {
+        let holder = match switcher.take(key, id)? {
+            Switched::Done | Switched::Busy => return Ok(None),
+            Switched::Lost(holder) => holder,
+        };
+        // One that has come to its end, and still has the key, keeps it.
+        let Some((job, how)) = last.filter(|_| ended != Some(holder)) else {
+            return Ok(Some(holder));
+        };
+        if replace::replace(holder, job, how)? {
+            return Ok(Some(holder));
+        }
+        ended = Some(holder);
+    }
+}
+
+/// Of new jobs that have one key, the first one is enqueued, with what those say that would
+/// have replaced it.
+fn merge(jobs: &mut [NewJob], members: &[usize], now: i64) {
+    let Some((first, later)) = members.split_first() else { return };
+    for at in later {
+        let Some(job) = jobs.get(*at).cloned() else { continue };
+        let Some(how) = job.unique.as_ref().and_then(|unique| unique.replace) else { continue };
+        let state = job.first_state(now);
+        let Some(kept) = jobs.get_mut(*first) else { continue };
+        kept.body.args = job.body.args;
+        kept.body.metadata = job.body.metadata;
+        kept.body.tags = job.body.tags;
+        kept.priority = job.priority;
+        // Where it would not hold its key, it stays.
+        if how.moves && kept.unique.as_ref().is_some_and(|unique| unique.mask.has(state)) {
+            kept.run_at = job.run_at;
+        }
+    }
+}
+
+/// Windows of throttled keys that were opened for jobs of a call, by their places in it.
+struct Windows {
+    throttles: Throttles,
+    opened: Vec<(usize, Vec<u8>, Opened)>,
+}
+
+impl Windows {
+    /// The job is none.
+    fn take_back(&mut self, at: usize) -> Result<()> {
+        let found = self.opened.iter().position(|(of, ..)| *of == at);
+        let Some((_, key, opened)) = found.map(|found| self.opened.swap_remove(found)) else {
+            return Ok(());
+        };
+        self.throttles.take_back(&key, opened)
+    }
+}
+
+/// Lets one job a window through for each throttled key, which gets its id. None: nothing is
+/// throttled.
+fn open_windows(
+    db: Db,
+    now: i64,
+    jobs: &[NewJob],
+    taken: &mut [Enqueued],
+) -> Result<Option<Windows>> {
+    let mut order: Vec<(&[u8], usize, i64)> = jobs
+        .iter()
+        .enumerate()
+        .filter_map(|(at, job)| {
+            let unique = job.unique.as_ref()?;
+            Some((unique.key.as_slice(), at, unique.throttle?))
+        })
+        .collect();
+    if order.is_empty() {
+        return Ok(None);
+    }
+    order.sort_unstable();
+    let mut windows = Windows { throttles: Throttles::open()?, opened: Vec::new() };
+    for (key, at, window) in order {
+        let id = take_id(db)?;
+        let enqueued = match windows.throttles.begin(key, id, now, now.saturating_add(window))? {
+            Opening::Opened(opened) => {
+                windows.opened.push((at, key.to_vec(), opened));
+                Enqueued { id, is_duplicate: false }
+            }
+            Opening::Throttled(id) => Enqueued { id, is_duplicate: true },
+        };
+        if let Some(slot) = taken.get_mut(at) {
+            *slot = enqueued;
+        }
+    }
+    Ok(Some(windows))
 }
 
 /// Writes the bodies of promoted jobs of one queue; their rows elsewhere are the caller's to
@@ -177,10 +311,14 @@ pub fn promote(queue: &str, jobs: Vec<Promoted>) -> Result<()> {
     Ok(())
 }
 
-/// Sessions spread over the shards of a queue, each stays on its own.
-fn shard_of(settings: &QueueSettings) -> u8 {
+/// Jobs with one ordering key share a shard; otherwise sessions spread over the shards of a
+/// queue, and each stays on its own.
+fn shard_of(settings: &QueueSettings, body: &Body) -> u8 {
     let shards = settings.shards.max(1);
-    (crate::pg::latch::my_pid().unsigned_abs() % u32::from(shards)) as u8
+    match body.ordering_key {
+        Some(key) => ordering::shard(&datum::own_bytes(key), shards),
+        None => (crate::pg::latch::my_pid().unsigned_abs() % u32::from(shards)) as u8,
+    }
 }
 
 struct Group {
@@ -195,16 +333,30 @@ struct Group {
 struct Groups {
     groups: Vec<Group>,
     settings: Vec<(String, QueueSettings)>,
+    /// Where both are by name: a call may name as many queues as it has jobs.
+    queues: HashMap<String, Named>,
+}
+
+#[derive(Default)]
+struct Named {
+    settings: Option<usize>,
+    /// One a priority and shard, so few.
+    groups: Vec<usize>,
 }
 
 impl Groups {
     fn settings(&mut self, queue: &str) -> Result<QueueSettings> {
-        // Calls name few queues, and the last one most of the time.
-        if let Some((_, settings)) = self.settings.iter().rev().find(|(name, _)| name == queue) {
+        // Most calls name one queue.
+        if let Some((_, settings)) = self.settings.last().filter(|(name, _)| name == queue) {
+            return Ok(*settings);
+        }
+        let known = self.queues.get(queue).and_then(|named| self.settings.get(named.settings?));
+        if let Some((_, settings)) = known {
             return Ok(*settings);
         }
         let (_, at) = queues::ensure_loaded(queue)?;
         let settings = super::with(|d| d.queues.get(at).map(|q| q.settings)).unwrap_or_default();
+        self.queues.entry(queue.to_owned()).or_default().settings = Some(self.settings.len());
         self.settings.push((queue.to_owned(), settings));
         Ok(settings)
     }
@@ -218,16 +370,19 @@ impl Groups {
         job_id: Option<i64>,
         body: Body,
     ) {
-        let same = |g: &&mut Group| g.priority == priority && g.shard == shard && g.queue == queue;
-        match self.groups.iter_mut().rev().find(same) {
-            Some(group) => group.jobs.push((at, job_id, body)),
-            None => self.groups.push(Group {
-                queue: queue.to_owned(),
-                priority,
-                shard,
-                jobs: vec![(at, job_id, body)],
-            }),
+        let is_it = |g: &Group| g.priority == priority && g.shard == shard && g.queue == queue;
+        let last = self.groups.len().checked_sub(1);
+        let known = last.filter(|&at| self.groups.get(at).is_some_and(is_it)).or_else(|| {
+            let of_queue = &self.queues.get(queue)?.groups;
+            of_queue.iter().copied().find(|&at| self.groups.get(at).is_some_and(is_it))
+        });
+        let job = (at, job_id, body);
+        if let Some(group) = known.and_then(|at| self.groups.get_mut(at)) {
+            group.jobs.push(job);
+            return;
         }
+        self.queues.entry(queue.to_owned()).or_default().groups.push(self.groups.len());
+        self.groups.push(Group { queue: queue.to_owned(), priority, shard, jobs: vec![job] });
     }
 }
 
@@ -335,6 +490,8 @@ struct Later {
     at: usize,
     job_id: Option<i64>,
     run_at: i64,
+    /// Else scheduled.
+    retryable: bool,
     priority: u8,
     shard: u8,
     job: NewJob,
@@ -342,7 +499,7 @@ struct Later {
 
 fn defer(db: Db, jobs: Vec<Later>, ids: &mut [i64]) -> Result<()> {
     let mut rows = Vec::with_capacity(jobs.len());
-    for Later { at, job_id, run_at, priority, shard, job } in jobs {
+    for Later { at, job_id, run_at, retryable, priority, shard, job } in jobs {
         let job_id = match job_id {
             Some(id) => id,
             None => take_id(db)?,
@@ -352,7 +509,7 @@ fn defer(db: Db, jobs: Vec<Later>, ids: &mut [i64]) -> Result<()> {
         }
         rows.push(deferred::Deferred {
             job_id,
-            kind: deferred::Kind::Scheduled,
+            kind: if retryable { Kind::Retryable } else { Kind::Scheduled },
             run_at,
             queue: job.queue,
             priority,

@@ -3,7 +3,7 @@
 //! Whoever does something takes the attempt first and reads its row then, so of two who
 //! resolve one callback the second finds it gone.
 
-use super::close::{self, Closer, Hold, Verdict};
+use super::close::{self, Cause, Closer, Hold, Verdict};
 use super::keys::{self, Patience, Switched, Switcher};
 use super::session::{confirm, with_open};
 use crate::domain::dispatcher::Taken;
@@ -78,7 +78,7 @@ impl Attempt {
             if attempt.note.callback_id == Some(*id) {
                 return Ok(Some(attempt));
             }
-            attempt.leave();
+            attempt.hold.leave();
         }
         Ok(None)
     }
@@ -89,11 +89,6 @@ impl Attempt {
 
     fn is_parked(&self) -> bool {
         self.item.mark.is_parked()
-    }
-
-    /// Nothing changes.
-    fn leave(&self) {
-        close::decide(&self.hold.taken, |_| End::Open);
     }
 
     fn write(&self, change: impl FnOnce(&mut Note)) -> Result<()> {
@@ -133,7 +128,7 @@ pub fn register(receipt: i64, timeout: i64, may: impl Fn(&str) -> Result<()>) ->
 pub fn wait(receipt: i64, may: impl Fn(&str) -> Result<()>) -> Result<()> {
     let attempt = Attempt::of_receipt(receipt, may)?;
     if attempt.is_parked() || (attempt.note.callback_id.is_none() && attempt.note.resumed) {
-        attempt.leave();
+        attempt.hold.leave();
         return Ok(());
     }
     if attempt.note.callback_id.is_none() {
@@ -164,8 +159,8 @@ pub fn complete(
 /// The job has failed for good.
 pub fn fail(id: &Uuid, error: &str, may: impl Fn(&str) -> Result<()>) -> Result<&'static str> {
     let attempt = Attempt::of_callback(id, may)?;
-    let verdicts = close::conclude(attempt.hold, Some(error), |_| Verdict::Fail)?;
-    Ok(if verdicts.first() == Some(&Verdict::Fail) { "failed" } else { "cancelled" })
+    let verdicts = close::conclude(attempt.hold, Some(error), |_| Verdict::Fail(Cause::Terminal))?;
+    Ok(if let Some(Verdict::Fail(_)) = verdicts.first() { "failed" } else { "cancelled" })
 }
 
 /// Makes the job of a parked attempt available, as if it had never been tried.

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::pg::snapshot::Snapshot;
 use crate::store::body::Body;
 use crate::store::evidence::Evidence;
-use crate::store::{deferred, done, unique};
+use crate::store::{deferred, dlq, done, unique};
 
 struct Job {
     id: i64,
@@ -45,6 +45,10 @@ impl Keys {
         done::read_all(Snapshot::SelfNow, |row| {
             let state = if row.failed { State::Failed } else { State::Cancelled };
             keys.add(row.job_id, &row.body, state);
+            Ok(true)
+        })?;
+        dlq::read_all(Snapshot::SelfNow, |row| {
+            keys.add(row.done.job_id, &row.done.body, State::Failed);
             Ok(true)
         })?;
         Ok(keys)

@@ -41,6 +41,10 @@ impl Switcher {
         Self { keys: None, patience }
     }
 
+    fn may_wait(&self) -> bool {
+        self.patience == Patience::Wait
+    }
+
     fn keys(&mut self) -> Result<&Keys> {
         let keys = match self.keys.take() {
             Some(keys) => keys,
@@ -50,7 +54,7 @@ impl Switcher {
     }
 
     pub fn take(&mut self, key: &[u8], job_id: i64) -> Result<Switched> {
-        let may_wait = self.patience == Patience::Wait;
+        let may_wait = self.may_wait();
         Ok(match self.keys()?.take(key, job_id, may_wait)? {
             Taking::Taken => Switched::Done,
             Taking::Held(holder) => Switched::Lost(holder),

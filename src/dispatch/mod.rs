@@ -5,6 +5,7 @@
 //! the lock are short, allocate nothing from Postgres, raise nothing and wait for
 //! nothing; latches are set after its release.
 
+pub mod batch;
 mod callbacks;
 pub mod cancel;
 pub mod check;
@@ -16,6 +17,8 @@ mod key_check;
 pub mod keys;
 mod layout;
 mod place_check;
+pub mod progress;
+pub mod replace;
 pub mod replay;
 pub mod revive;
 pub mod seize;

@@ -7,13 +7,14 @@ use crate::domain::receipt;
 use crate::error::Result;
 use crate::pg::snapshot::Snapshot;
 use crate::store::evidence::Evidence;
-use crate::store::{body, deferred, done, epochs};
+use crate::store::{body, deferred, dlq, done, epochs};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
     Segment(u8),
     Deferred,
     Done,
+    Dead,
 }
 
 /// Jobs outside the segments, and those in them whose ids are not their positions: all others
@@ -43,6 +44,10 @@ impl Places {
         })?;
         done::read_all(Snapshot::SelfNow, |row| {
             places.jobs.push((row.job_id, Place::Done));
+            Ok(true)
+        })?;
+        dlq::read_all(Snapshot::SelfNow, |row| {
+            places.jobs.push((row.done.job_id, Place::Dead));
             Ok(true)
         })?;
         Ok(places)

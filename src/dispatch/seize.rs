@@ -75,14 +75,26 @@ impl Waiting {
 ///
 /// * `cancelled` - a job that waits in its segment counts as cancelled from the commit on
 pub fn seize(job_id: i64, cancelled: bool) -> Result<Seized> {
+    let found = look_for(job_id, cancelled, true)?;
+    found.ok_or_else(|| Error::internal("an attempt was found and not taken"))
+}
+
+/// As `seize`, but leaves the job alone when an attempt has it: None.
+pub fn seize_waiting(job_id: i64, cancelled: bool) -> Result<Option<Seized>> {
+    look_for(job_id, cancelled, false)
+}
+
+fn look_for(job_id: i64, cancelled: bool, takes_attempts: bool) -> Result<Option<Seized>> {
     let (mut misses, mut pauses) = (0, 0);
     loop {
         let mut known = None;
         for segment in 0..SEGMENTS as u8 {
             for placed in body::find(segment, job_id, Snapshot::SelfNow)? {
                 known = Some((segment, placed.position));
-                if let Some(seized) = seize_placed(placed, cancelled)? {
-                    return Ok(seized);
+                match seize_placed(placed, cancelled, takes_attempts)? {
+                    Seizure::Taken(seized) => return Ok(Some(seized)),
+                    Seizure::Running => return Ok(None),
+                    Seizure::Gone => {}
                 }
             }
         }
@@ -91,11 +103,8 @@ pub fn seize(job_id: i64, cancelled: bool) -> Result<Seized> {
             if !deferred::delete(job_id)? {
                 // Cancelled, or promoted, meanwhile.
                 misses += 1;
-                if misses >= LOOKS && xact::isolation() != xact::Isolation::ReadCommitted {
-                    return Err(Error::new(
-                        SqlState(*b"40001"),
-                        "could not serialize access due to concurrent update",
-                    ));
+                if misses >= LOOKS && is_blind() {
+                    return Err(not_serializable());
                 }
                 continue;
             }
@@ -106,13 +115,15 @@ pub fn seize(job_id: i64, cancelled: bool) -> Result<Seized> {
                 due: i64::MAX,
             };
             note_row(db, generation, &row.queue, act)?;
-            return Ok(Seized::Deferred(Box::new(row)));
+            return Ok(Some(Seized::Deferred(Box::new(row))));
         }
         match jobs::find(job_id, Snapshot::SelfNow)? {
-            Some(job) if job.state.is_terminal() => return Ok(Seized::Finished(Box::new(job))),
+            Some(job) if job.state.is_terminal() => {
+                return Ok(Some(Seized::Finished(Box::new(job))));
+            }
             Some(job) => {
                 if is_own(known, job_id)? {
-                    return Ok(Seized::Own(Box::new(job)));
+                    return Ok(Some(Seized::Own(Box::new(job))));
                 }
                 // Memory learns of it in a moment: the callbacks of its transaction run.
                 pauses += 1;
@@ -124,15 +135,23 @@ pub fn seize(job_id: i64, cancelled: bool) -> Result<Seized> {
             None => {
                 misses += 1;
                 if misses >= LOOKS {
-                    return Ok(Seized::Unknown);
+                    return Ok(Some(Seized::Unknown));
                 }
             }
         }
     }
 }
 
-/// None: look again.
-fn seize_placed(placed: Placed, cancelled: bool) -> Result<Option<Seized>> {
+/// What became of an attempt to take a job at one place.
+enum Seizure {
+    Taken(Seized),
+    /// An attempt has it, and keeps it.
+    Running,
+    /// It is elsewhere: look again.
+    Gone,
+}
+
+fn seize_placed(placed: Placed, cancelled: bool, takes_attempts: bool) -> Result<Seizure> {
     if with_open(|d, db| d.base(db).doubts_due)? {
         // After a rebuild, a job may look taken by a subtransaction that is gone.
         super::probe_doubts();
@@ -148,14 +167,15 @@ fn seize_placed(placed: Placed, cancelled: bool) -> Result<Option<Seized>> {
             Withdraw::Withdrawn(withdrawn) => {
                 let queue = super::queue_name(withdrawn.queue);
                 let waiting = Waiting { db, generation, withdrawn, queue, placed };
-                return Ok(Some(Seized::Waiting(Box::new(waiting))));
+                return Ok(Seizure::Taken(Seized::Waiting(Box::new(waiting))));
             }
             Withdraw::NeedsChunk(cold) => load_chunk(db, cold.number, cold.segment)?,
+            Withdraw::Running(_) if !takes_attempts => return Ok(Seizure::Running),
             Withdraw::Running(receipt) => {
                 let hold = close::take(&[receipt], Closer::Operator)?;
                 // Ended meanwhile: wherever the job is now, it is not there.
                 if !hold.taken.is_empty() {
-                    return Ok(Some(Seized::Running(hold)));
+                    return Ok(Seizure::Taken(Seized::Running(hold)));
                 }
             }
             Withdraw::Busy(xid) => {
@@ -163,7 +183,7 @@ fn seize_placed(placed: Placed, cancelled: bool) -> Result<Option<Seized>> {
                 // It may have been prepared, so that its own backend will not report its end.
                 super::probe_doubts();
             }
-            Withdraw::Own | Withdraw::Absent => return Ok(None),
+            Withdraw::Own | Withdraw::Absent => return Ok(Seizure::Gone),
         }
     }
 }
@@ -204,6 +224,16 @@ pub(super) fn note_row(
     .map_err(capacity)?
     .then_some(())
     .ok_or_else(super::replaying)
+}
+
+/// 40001: what is there is not in the snapshot of this transaction.
+pub fn not_serializable() -> Error {
+    Error::new(SqlState(*b"40001"), "could not serialize access due to concurrent update")
+}
+
+/// Whether a row that was found but could not be deleted is out of this transaction's sight.
+pub fn is_blind() -> bool {
+    xact::isolation() != xact::Isolation::ReadCommitted
 }
 
 /// P0002.

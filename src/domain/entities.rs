@@ -126,6 +126,9 @@ pub struct Database {
     pub worker: u32,
     /// The worker sleeps until then unless woken; MIN: it is awake.
     pub worker_sleeps_until: i64,
+    /// The halt of pruning that the worker obeys, and when it looked last.
+    pub halt_seen: Option<[u8; 16]>,
+    pub halt_seen_at: i64,
     /// By `rescue::Kind`.
     pub rescues: [Passes; 3],
     /// Times of priority ageing changed the choice of a lane.
@@ -143,6 +146,8 @@ pub struct QueueSettings {
     /// Microseconds a level; 0: off.
     pub ageing: i64,
     pub backoff: Backoff,
+    /// Jobs that fail for good become dead letters.
+    pub dlq: bool,
 }
 
 impl Default for QueueSettings {
@@ -154,6 +159,7 @@ impl Default for QueueSettings {
             attempt_deadline: 300_000_000,
             ageing: 60_000_000,
             backoff: Backoff::default(),
+            dlq: false,
         }
     }
 }
@@ -453,7 +459,7 @@ pub struct Item {
     /// An open transaction (`closer`) is closing it, or changes its mark.
     pub closing: bool,
     /// How many acts of that transaction do.
-    pub holds: u16,
+    pub holds: u32,
     /// Claims of this job that were rolled back in a row.
     pub rollbacks: u8,
     /// Its body says the attempts used before this one, whether they were read or not.

@@ -10,6 +10,7 @@ pub mod directory;
 pub mod dispatcher;
 pub mod entities;
 pub mod name;
+pub mod ordering;
 pub mod page;
 pub mod rate;
 pub mod receipt;

@@ -1,10 +1,11 @@
 //! A step that behaves as badly as a test asks it to; in builds for tests only.
 
-use super::{Context, Step, StepReport};
+use super::{Context, Kind, Step, StepReport};
 use crate::error::{Error, Result, SqlState};
 use crate::pg::{guc, latch, worker};
 
-pub const STEP: Step = Step { name: "debug", activity: "awa: debug step", run };
+pub const STEP: Step =
+    Step { name: "debug", activity: "awa: debug step", run, kind: Kind::Punctual };
 
 fn run(_context: &Context) -> Result<StepReport> {
     match guc::debug_step().as_deref() {

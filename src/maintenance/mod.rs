@@ -6,6 +6,7 @@
 //! not affected.
 #![deny(unsafe_code)]
 
+mod control;
 #[cfg(feature = "debug_points")]
 mod debug;
 mod promote;
@@ -45,12 +46,27 @@ pub struct Step {
     /// Shown in pg_stat_activity.
     pub activity: &'static str,
     pub run: fn(&Context) -> Result<StepReport>,
+    pub kind: Kind,
+}
+
+/// What a step may be kept from, or kept waiting for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// It is on time.
+    Punctual,
+    /// It looks around now and then, and may come a little earlier.
+    Look,
+    /// As `Look`; a halt of pruning stops it.
+    Prune,
 }
 
 impl Step {
     /// Does what is due. A test can stop a step that did something, before its commit, at
     /// the point that is named after it.
     pub fn perform(&self, context: &Context) -> Result<StepReport> {
+        if self.kind == Kind::Prune && !control::may_prune()? {
+            return Ok(StepReport { did: 0, next: Some(control::LOOK) });
+        }
         let report = (self.run)(context)?;
         if report.did > 0 {
             debug_point!(self.name, interruptible);
@@ -61,24 +77,86 @@ impl Step {
 
 /// All steps, in the order in which they run when several are due.
 pub static STEPS: &[Step] = &[
-    Step { name: "replay", activity: "awa: replay", run: replay::run },
-    Step { name: "doubts", activity: "awa: probe doubts", run: replay::probe_doubts },
-    Step { name: "receipts", activity: "awa: renew receipts", run: replay::renew_receipts },
-    Step { name: "fence", activity: "awa: fence silent runtimes", run: rescue::fence_silent },
-    Step { name: "return", activity: "awa: return released jobs", run: promote::return_released },
-    Step { name: "promote", activity: "awa: promote due jobs", run: promote::promote_due },
-    Step { name: "rescue_owner", activity: "awa: rescue orphans", run: rescue::rescue_orphans },
-    Step { name: "rescue_deadline", activity: "awa: rescue expired", run: rescue::rescue_expired },
+    Step { name: "replay", activity: "awa: replay", run: replay::run, kind: Kind::Punctual },
+    Step {
+        name: "doubts",
+        activity: "awa: probe doubts",
+        run: replay::probe_doubts,
+        kind: Kind::Punctual,
+    },
+    Step {
+        name: "receipts",
+        activity: "awa: renew receipts",
+        run: replay::renew_receipts,
+        kind: Kind::Punctual,
+    },
+    Step {
+        name: "fence",
+        activity: "awa: fence silent runtimes",
+        run: rescue::fence_silent,
+        kind: Kind::Punctual,
+    },
+    Step {
+        name: "return",
+        activity: "awa: return released jobs",
+        run: promote::return_released,
+        kind: Kind::Punctual,
+    },
+    Step {
+        name: "promote",
+        activity: "awa: promote due jobs",
+        run: promote::promote_due,
+        kind: Kind::Punctual,
+    },
+    Step {
+        name: "rescue_owner",
+        activity: "awa: rescue orphans",
+        run: rescue::rescue_orphans,
+        kind: Kind::Punctual,
+    },
+    Step {
+        name: "rescue_deadline",
+        activity: "awa: rescue expired",
+        run: rescue::rescue_expired,
+        kind: Kind::Punctual,
+    },
     Step {
         name: "rescue_callback",
         activity: "awa: rescue callbacks",
         run: rescue::rescue_callbacks,
+        kind: Kind::Punctual,
     },
-    Step { name: "retention", activity: "awa: forget failed jobs", run: retention::clean_up },
-    Step { name: "rotate", activity: "awa: rotate segments", run: turnover::rotate },
-    Step { name: "count", activity: "awa: count ends", run: turnover::count },
-    Step { name: "list", activity: "awa: list sealed segments", run: turnover::list },
-    Step { name: "truncate", activity: "awa: truncate segments", run: turnover::truncate },
+    Step {
+        name: "control",
+        activity: "awa: look for a halt",
+        run: control::look,
+        kind: Kind::Look,
+    },
+    Step {
+        name: "retention",
+        activity: "awa: forget failed jobs",
+        run: retention::clean_up,
+        kind: Kind::Prune,
+    },
+    Step {
+        name: "rotate",
+        activity: "awa: rotate segments",
+        run: turnover::rotate,
+        kind: Kind::Prune,
+    },
+    Step { name: "count", activity: "awa: count ends", run: turnover::count, kind: Kind::Look },
+    Step {
+        name: "list",
+        activity: "awa: list sealed segments",
+        run: turnover::list,
+        kind: Kind::Prune,
+    },
+    Step {
+        name: "truncate",
+        activity: "awa: truncate segments",
+        run: turnover::truncate,
+        kind: Kind::Prune,
+    },
     #[cfg(feature = "debug_points")]
     debug::STEP,
 ];
@@ -128,6 +206,9 @@ const SKIP_PAUSE: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
+/// How much earlier a look for something to prune may come.
+const SLACK: Duration = Duration::from_millis(100);
+
 /// When each step is due.
 pub struct Schedule {
     steps: &'static [Step],
@@ -163,7 +244,9 @@ impl Schedule {
         mut run: impl FnMut(&Step) -> Outcome,
     ) -> Option<Duration> {
         for (step, due) in self.steps.iter().zip(self.due.iter_mut()) {
-            if due.is_known && due.at.is_none_or(|at| clock() < at) {
+            // Looks that are due soon are had now: one wake-up instead of several.
+            let slack = if step.kind == Kind::Punctual { Duration::ZERO } else { SLACK };
+            if due.is_known && due.at.is_none_or(|at| clock() + slack < at) {
                 continue;
             }
             let outcome = run(step);
@@ -199,8 +282,8 @@ mod tests {
     }
 
     static TWO: &[Step] = &[
-        Step { name: "a", activity: "a", run: nothing },
-        Step { name: "b", activity: "b", run: nothing },
+        Step { name: "a", activity: "a", run: nothing, kind: Kind::Punctual },
+        Step { name: "b", activity: "b", run: nothing, kind: Kind::Punctual },
     ];
 
     fn done(next: Option<Duration>) -> Outcome {
@@ -241,6 +324,36 @@ mod tests {
         );
         assert_eq!(ran, ["a"]);
         assert_eq!(sleep, None);
+    }
+
+    #[test]
+    fn looks_that_are_due_soon_share_a_wake_up() {
+        static STEPS: &[Step] = &[
+            Step { name: "exact", activity: "", run: nothing, kind: Kind::Punctual },
+            Step { name: "soon", activity: "", run: nothing, kind: Kind::Prune },
+            Step { name: "late", activity: "", run: nothing, kind: Kind::Prune },
+        ];
+        let start = Instant::now();
+        let mut schedule = Schedule::new(STEPS);
+        schedule.tick(
+            || start,
+            |step| {
+                done(Some(match step.name {
+                    "exact" => Duration::from_millis(903),
+                    "soon" => Duration::from_secs(1),
+                    _ => Duration::from_secs(2),
+                }))
+            },
+        );
+        let mut ran = Vec::new();
+        schedule.tick(
+            || start + Duration::from_millis(903),
+            |step| {
+                ran.push(step.name);
+                done(None)
+            },
+        );
+        assert_eq!(ran, ["exact", "soon"]);
     }
 
     #[test]

@@ -151,7 +151,7 @@ impl PromotedKeys {
 }
 
 /// Moves due jobs into their lanes.
-pub fn promote_due(_context: &Context) -> Result<StepReport> {
+pub fn promote_due(context: &Context) -> Result<StepReport> {
     let db = dispatch::attach()?;
     // From the deletion on: a rebuild counts either all of it or nothing.
     dispatch::begin_write(db)?;
@@ -160,7 +160,10 @@ pub fn promote_due(_context: &Context) -> Result<StepReport> {
         return Ok(StepReport { did: 0, next: None });
     }
     // What is deferred from here on by others lowers this again.
-    dispatch::with(|d| d.base(db).next_deferred = i64::MAX);
+    // By hand, the transaction may roll back: what the worker knows stays as it is.
+    if !context.forced {
+        dispatch::with(|d| d.base(db).next_deferred = i64::MAX);
+    }
     let now = xact::micros();
     let limit = guc::promote_batch_size();
     let Due { jobs: due, any_held } = deferred::read_due(now, limit)?;

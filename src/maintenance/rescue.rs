@@ -6,7 +6,7 @@ use core::time::Duration;
 
 use super::{Context, StepReport};
 use crate::dispatch;
-use crate::dispatch::close::{self, Case, Closer, Verdict};
+use crate::dispatch::close::{self, Case, Cause, Closer, Verdict};
 use crate::domain::entities::Db;
 use crate::domain::rescue::{Kind, Limits, Pass, PassEnd};
 use crate::error::{Error, Result};
@@ -77,7 +77,7 @@ fn step(context: &Context, kind: Kind) -> Result<StepReport> {
     let now = xact::micros();
     let rest = rest_of(db, kind);
     // A clock that was set back makes no rest longer.
-    if now < rest && rest.abs_diff(now) <= limits.interval.max(2 * AGAIN) as u64 {
+    if now < rest && rest.abs_diff(now) <= limits.interval.max(ASIDE + AGAIN) as u64 {
         return Ok(StepReport { did: 0, next: Some(Duration::from_micros(rest.abs_diff(now))) });
     }
     let mut passes = PASSES.get();
@@ -99,6 +99,7 @@ fn step(context: &Context, kind: Kind) -> Result<StepReport> {
             let pause = if is_stuck { now.saturating_add(PAUSE) } else { 0 };
             let rest = pass.rest(end, now, &limits).max(pause);
             report(db, kind, &pass, end, Some(rest));
+            let rest = rest.max(rest_of(db, kind));
             let next = if rest > now {
                 Duration::from_micros(rest.abs_diff(now))
             } else {
@@ -119,7 +120,8 @@ fn report(db: Db, kind: Kind, pass: &Pass, end: PassEnd, rest: Option<i64>) {
         if pass.rescued > 0 || end != PassEnd::Drained {
             passes.sizes[end as usize].add(pass.rescued);
         }
-        if let Some(rest) = rest {
+        // One that is over is as good as none.
+        if let Some(rest) = rest.filter(|rest| *rest > 0) {
             passes.rest = rest;
         }
     });
@@ -132,9 +134,7 @@ pub fn run_pass(db: Db, kind: Kind, limits: &Limits) -> Result<(u64, PassEnd)> {
         let asked = pass.batch(limits);
         let batch = rescue_batch(db, kind, asked)?;
         pass.rescued += batch.rescued;
-        // What this transaction could not close would be found again.
-        let found = if batch.rescued == 0 { 0 } else { batch.found };
-        if let Some(end) = pass.end(found, asked, xact::micros(), limits) {
+        if let Some(end) = pass.end(batch.found, asked, xact::micros(), limits) {
             report(db, kind, &pass, end, None);
             return Ok((pass.rescued, end));
         }
@@ -158,11 +158,12 @@ fn rescue_batch(db: Db, kind: Kind, asked: u64) -> Result<Batch> {
     let found = receipts.len();
     receipts.sort_unstable();
     let mut aside = Vec::new();
-    let rescued = rescue_most(&receipts, kind, &mut aside)?;
+    let rescued = rescue_most(&receipts, kind, &mut aside);
+    // Also when the others fail: the next batch does without these.
     for receipt in &aside {
         dispatch::with(|d| d.set_aside(db, *receipt, now.saturating_add(ASIDE)));
     }
-    Ok(Batch { found: found as u64, rescued })
+    Ok(Batch { found: found as u64, rescued: rescued? })
 }
 
 fn reason(kind: Kind) -> &'static str {
@@ -207,11 +208,14 @@ fn may_be_of_a_row(error: &Error) -> bool {
 /// A rescue counts as an attempt: the job is tried again after its backoff, or has failed.
 fn rescue(receipts: &[i64], kind: Kind) -> Result<u64> {
     let (now, random) = (xact::micros(), random::fraction());
-    let closer = if kind == Kind::Callback { Closer::Overdue(now) } else { Closer::Rescue };
+    let (closer, cause) = match kind {
+        Kind::Callback => (Closer::Overdue(now), Cause::CallbackTimeout),
+        Kind::Owner | Kind::Deadline => (Closer::Rescue, Cause::Exhausted),
+    };
     let hold = close::take(receipts, closer)?;
     let verdicts = close::conclude(hold, Some(reason(kind)), |case: &Case<'_>| {
         if case.attempt >= case.job.body.max_attempts {
-            Verdict::Fail
+            Verdict::Fail(cause)
         } else {
             Verdict::Retry { due: now.saturating_add(case.backoff.delay(case.attempt, random)) }
         }

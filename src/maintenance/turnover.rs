@@ -1,5 +1,6 @@
 //! The ring of segments: sealing the current one, truncating finished ones.
 
+use core::cell::Cell;
 use core::time::Duration;
 use std::collections::BTreeMap;
 
@@ -23,6 +24,31 @@ use crate::store::{lanes, queues, segments};
 /// How often finished segments are looked for.
 const LOOK: Duration = Duration::from_secs(1);
 const BLOCK_SIZE: u64 = 8192;
+
+thread_local! {
+    /// Segments that were looked at in vain: not again while their `changes` are these, until
+    /// a time, so that one that is held up holds up none of the others.
+    static PUT_OFF: Cell<[(u64, i64); SEGMENTS]> = const { Cell::new([(u64::MAX, 0); SEGMENTS]) };
+}
+
+/// After its rows contradicted each other, and after somebody held what was needed, microseconds.
+const FAULTY: i64 = 60_000_000;
+const HELD: i64 = 2_000_000;
+
+fn put_off(segment: u8, seen: &Segment, pause: i64) {
+    let mut all = PUT_OFF.get();
+    all[usize::from(segment)] = (seen.changes, xact::micros().saturating_add(pause));
+    PUT_OFF.set(all);
+}
+
+/// Whether the segment may be looked at.
+fn may_look() -> impl Fn(u8, &Segment) -> bool {
+    let (all, now) = (PUT_OFF.get(), xact::micros());
+    move |at, segment| {
+        let (changes, until) = all[usize::from(at)];
+        changes != segment.changes || now >= until
+    }
+}
 
 fn states(db: Db) -> [Segment; SEGMENTS] {
     dispatch::with(|d| d.base(db).segments)
@@ -81,16 +107,22 @@ pub fn list(_context: &Context) -> Result<StepReport> {
     if !dispatch::is_open(db) {
         return Ok(StepReport { did: 0, next: pause });
     }
-    let unlisted = dispatch::with(|d| d.segment_to_list(db));
+    let may = may_look();
+    let unlisted = dispatch::with(|d| d.segment_to_list(db, &may));
     let Some((segment, seen)) = unlisted else { return Ok(StepReport { did: 0, next: pause }) };
     let evidence = evidence::read(segment, Sight::Everything, Detail::None, i64::MAX)?;
+    // On to the next one, at once.
+    let put_off = |pause| {
+        put_off(segment, &seen, pause);
+        Ok(StepReport { did: 0, next: Some(Duration::ZERO) })
+    };
     if !evidence.pending.is_empty() || !evidence.faults.is_empty() {
-        return Ok(StepReport { did: 0, next: pause });
+        return put_off(if evidence.faults.is_empty() { HELD } else { FAULTY });
     }
     let same = states(db)[usize::from(segment)].changes == seen.changes;
     let finished = is_finished(&evidence) && same && count_ends(db, (segment, &seen), &evidence)?;
     if seen.listed && !finished {
-        return Ok(StepReport { did: 0, next: pause });
+        return put_off(HELD);
     }
     dispatch::reserve_log(1)?;
     if !seen.listed {
@@ -116,15 +148,17 @@ pub fn count(_context: &Context) -> Result<StepReport> {
     if !dispatch::is_open(db) {
         return Ok(pause);
     }
+    let may = may_look();
     let uncounted = dispatch::with(|d| {
         let asked = core::mem::replace(&mut d.base(db).count_due, false);
         let crowded = asked || d.queues.used() > d.queues.capacity() / 2;
-        if crowded { d.segment_to_count(db) } else { None }
+        if crowded { d.segment_to_count(db, &may) } else { None }
     });
     let Some((segment, seen)) = uncounted else { return Ok(pause) };
     let evidence = evidence::read(segment, Sight::Everything, Detail::None, i64::MAX)?;
     if !evidence.faults.is_empty() || !count_ends(db, (segment, &seen), &evidence)? {
-        return Ok(pause);
+        put_off(segment, &seen, if evidence.faults.is_empty() { HELD } else { FAULTY });
+        return Ok(StepReport { did: 0, next: Some(Duration::ZERO) });
     }
     Ok(StepReport { did: 1, next: pause.next })
 }
@@ -139,7 +173,13 @@ fn count_ends(db: Db, (segment, seen): (u8, &Segment), evidence: &Evidence) -> R
     let known = segments::read_known()?;
     let Some(known) = known.get(usize::from(segment)) else { return Ok(false) };
     let counted = known.counted.next(&evidence.ends);
+    let subxact = xact::current_subxact();
+    let Segment { generation, changes, .. } = *seen;
     if counted.last.is_empty() {
+        // Nothing to write, but that it was looked at.
+        dispatch::reserve_log(1)?;
+        let act = Act::Counted { segment, times: known.counted.times, generation, changes };
+        dispatch::with(|d| dispatch::log_act(d, db, subxact, act));
         return Ok(true);
     }
     let names = lanes::read_all(Snapshot::SelfNow)?;
@@ -158,7 +198,6 @@ fn count_ends(db: Db, (segment, seen): (u8, &Segment), evidence: &Evidence) -> R
     segments::write_counted(segment, &counted)?;
     debug_point!("ends_counted");
     dispatch::reserve_log(ends.len() + 1)?;
-    let subxact = xact::current_subxact();
     for (name, ends) in &ends {
         // What memory does not know it does not count.
         dispatch::with(|d| {
@@ -169,7 +208,6 @@ fn count_ends(db: Db, (segment, seen): (u8, &Segment), evidence: &Evidence) -> R
             }
         });
     }
-    let Segment { generation, changes, .. } = *seen;
     let act = Act::Counted { segment, times: counted.times, generation, changes };
     dispatch::with(|d| dispatch::log_act(d, db, subxact, act));
     Ok(true)

@@ -119,6 +119,12 @@ pub fn own_bits8(datum: Datum) -> Bits8 {
     unsafe { FromDatum::from_datum(datum) }
 }
 
+/// A varlena argument in plain form: detoasted, so that it may be written to a table.
+pub fn own_plain(datum: Datum) -> Datum {
+    // SAFETY: of an argument whose declared type is a varlena.
+    Datum::from(unsafe { pg_sys::pg_detoast_datum(datum.cast_mut_ptr()) })
+}
+
 /// The text of a jsonb argument, as jsonb_out gives it.
 pub fn own_json_text(datum: Datum) -> String {
     // SAFETY: as above; arguments have the types that the function declares.
@@ -303,6 +309,11 @@ impl Element {
     pub const JSONB: Self = Self::new(pg_sys::JSONBOID, -1, false, pg_sys::TYPALIGN_INT);
     pub const BIT: Self = Self::new(pg_sys::BITOID, -1, false, pg_sys::TYPALIGN_INT);
     pub const UUID: Self = Self::new(pg_sys::UUIDOID, 16, false, pg_sys::TYPALIGN_CHAR);
+
+    /// Labels of an enum, as their oids.
+    pub const fn enumeration(oid: u32) -> Self {
+        Self::new(Oid::from_u32(oid), 4, true, pg_sys::TYPALIGN_INT)
+    }
 
     const fn new(oid: Oid, width: i16, by_value: bool, align: u8) -> Self {
         Self { oid, width, by_value, align }

@@ -577,6 +577,11 @@ impl Row {
         }
     }
 
+    /// Whether an open transaction of somebody else has deleted or replaced the row.
+    pub fn is_held(&self) -> bool {
+        matches!(self.deleter(), Some(Fate::InProgress(xid)) if !super::xact::is_current(xid))
+    }
+
     /// Whether a committed transaction deleted or replaced the row.
     pub fn is_deleted(&self) -> bool {
         self.deleter().is_some_and(|fate| fate == Fate::Committed)

@@ -22,7 +22,6 @@ pub fn lock_conditional(oid: u32, mode: LockMode) -> bool {
     unsafe { pg_sys::ConditionalLockRelationOid(oid.into(), mode as i32) }
 }
 
-/// Waits for a relation's lock.
 /// Whether the lock could be had without waiting, at this moment. Looking is cheaper than
 /// taking: an AccessExclusiveLock is written to WAL (LogAccessExclusiveLock, standby.c).
 pub fn is_free(oid: u32, mode: LockMode) -> bool {
@@ -99,6 +98,21 @@ pub fn try_hold_key(space: u32, hash: u32) -> bool {
     // SAFETY: a well-formed tag.
     let taken = unsafe { pg_sys::LockAcquire(&tag, LockMode::Exclusive as i32, false, true) };
     taken != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+}
+
+/// Whether nobody else holds the lock on a key.
+pub fn is_key_free(space: u32, hash: u32) -> bool {
+    let tag = key_tag(space, hash);
+    // SAFETY: a well-formed tag; what was taken is given back.
+    unsafe {
+        let mode = LockMode::Exclusive as i32;
+        let taken = pg_sys::LockAcquire(&tag, mode, false, true);
+        let is_free = taken != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
+        if is_free {
+            pg_sys::LockRelease(&tag, mode, false);
+        }
+        is_free
+    }
 }
 
 /// As `try_hold_key`, on one of the epochs of `awa.recover`.

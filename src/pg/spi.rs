@@ -38,6 +38,21 @@ pub fn as_owner<T>(body: impl FnOnce(&Spi) -> Result<T>) -> Result<T> {
     result
 }
 
+/// Runs `body` with another lock_timeout. To be called in a subtransaction of its own, whose
+/// rollback puts the setting back should `body` fail.
+pub fn with_lock_timeout<T>(
+    timeout: core::time::Duration,
+    body: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let value = CString::new(timeout.as_millis().to_string())
+        .map_err(|_| Error::internal("a number contains a null character"))?;
+    let settings = Settings::open();
+    settings.set(c"lock_timeout", &value);
+    let value = body()?;
+    settings.close();
+    Ok(value)
+}
+
 thread_local! {
     /// How many `as_owner` are running.
     static DEPTH: Cell<u32> = const { Cell::new(0) };

@@ -3,6 +3,7 @@
 use core::cell::Cell;
 use core::ffi::{c_int, c_void};
 use core::ptr;
+use core::time::Duration;
 
 use pgrx::pg_sys;
 
@@ -122,6 +123,18 @@ unsafe extern "C-unwind" fn on_subxact(
         SUBXACT_EVENT_ABORT_SUB => quietly(&handlers, || (handlers.sub_abort)(sub, parent)),
         _ => {}
     }
+}
+
+/// The session's lock_timeout; None: it waits for ever.
+pub fn lock_timeout() -> Option<Duration> {
+    // SAFETY: a setting, in milliseconds.
+    let millis = unsafe { pg_sys::LockTimeout };
+    u64::try_from(millis).ok().filter(|millis| *millis > 0).map(Duration::from_millis)
+}
+
+pub fn deadlock_timeout() -> Duration {
+    // SAFETY: a setting, in milliseconds.
+    Duration::from_millis(u64::try_from(unsafe { pg_sys::DeadlockTimeout }).unwrap_or(1000))
 }
 
 /// Runs `body` in a subtransaction: what it did is undone if it fails, by an error returned

@@ -1,5 +1,5 @@
-//! What is kept about an open attempt beside its claim: its callback, and that it was asked
-//! to stop.
+//! What is kept about an open attempt beside its claim: its progress, its callback, and that
+//! it was asked to stop.
 //!
 //! Who writes or deletes a row has taken the attempt, so nobody else does it meanwhile; rows
 //! are found whatever the isolation level of the transaction.
@@ -34,7 +34,7 @@ mod column {
 #[derive(Clone, Debug, Default)]
 pub struct Note {
     tid: Option<Tid>,
-    progress: Option<Datum>,
+    pub progress: Option<Datum>,
     /// None: there is none, or it is resolved.
     pub callback_id: Option<Uuid>,
     pub callback_timeout_at: Option<i64>,

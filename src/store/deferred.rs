@@ -7,7 +7,7 @@ use crate::pg::datum::{Datum, Timestamp, ToDatum};
 use crate::pg::heap::{Fate, Row, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
-use crate::pg::{spi, xact};
+use crate::pg::spi;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
@@ -129,7 +129,7 @@ pub fn read_due(now: i64, limit: usize) -> Result<Due> {
     let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
     let index = catalog::relation("deferred_jobs_run_at")?;
     table.index_range(index, i64::MIN, now, Snapshot::SelfNow, |row| {
-        if is_held(row) {
+        if row.is_held() {
             due.any_held = true;
         } else {
             due.jobs.push(Deferred::from_row(row)?);
@@ -140,18 +140,13 @@ pub fn read_due(now: i64, limit: usize) -> Result<Due> {
     Ok(due)
 }
 
-/// Whether an open transaction of somebody else has deleted the row.
-fn is_held(row: &Row) -> bool {
-    matches!(row.deleter(), Some(Fate::InProgress(xid)) if !xact::is_current(xid))
-}
-
 /// When the next job is due that nobody holds; None: none waits.
 pub fn next_run_at() -> Result<Option<i64>> {
     let mut next = None;
     let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
     let index = catalog::relation("deferred_jobs_run_at")?;
     table.index_range(index, i64::MIN, i64::MAX, Snapshot::SelfNow, |row| {
-        if is_held(row) {
+        if row.is_held() {
             return Ok(true);
         }
         next = row.micros(3);

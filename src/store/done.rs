@@ -27,13 +27,19 @@ pub struct Done {
 }
 
 impl Done {
-    fn to_row(&self) -> Result<[Option<Datum>; 22]> {
+    fn state(&self) -> Result<Datum> {
+        catalog::job_state(if self.failed { "failed" } else { "cancelled" })
+    }
+
+    /// A row of `done_entries`, or of `dlq_entries`, which has the same columns but for the
+    /// second one.
+    pub(super) fn to_row(&self, second: Datum) -> [Option<Datum>; 22] {
         let b = &self.body;
         let [kind, args, metadata, tags, key, states, ordering, concurrency, deadline, history] =
             b.tail();
-        Ok([
+        [
             Some(self.job_id.to_datum()),
-            Some(catalog::job_state(if self.failed { "failed" } else { "cancelled" })?),
+            Some(second),
             Some(Timestamp(self.finalized_at).to_datum()),
             self.attempted_at.map(|at| Timestamp(at).to_datum()),
             self.last_receipt.map(|r| r.to_datum()),
@@ -54,14 +60,19 @@ impl Done {
             concurrency,
             deadline,
             history,
-        ])
+        ]
     }
 
     fn from_row(row: &Row) -> Result<Self> {
-        let missing = || Error::internal("a row of done_entries lacks a value");
+        Self::read(row, row.enum_label(2).as_deref() == Some("failed"))
+    }
+
+    /// See `to_row`.
+    pub(super) fn read(row: &Row, failed: bool) -> Result<Self> {
+        let missing = || Error::internal("a row of a job that came to its end lacks a value");
         Ok(Self {
             job_id: row.i64(1).ok_or_else(missing)?,
-            failed: row.enum_label(2).as_deref() == Some("failed"),
+            failed,
             finalized_at: row.micros(3).ok_or_else(missing)?,
             attempted_at: row.micros(4),
             last_receipt: row.i64(5),
@@ -93,19 +104,30 @@ impl Done {
 pub fn write(jobs: &[Done]) -> Result<()> {
     let table = Table::open(catalog::relation("done_entries")?, LockMode::RowExclusive);
     for job in jobs {
-        table.insert(&job.to_row()?)?;
+        table.insert(&job.to_row(job.state()?))?;
     }
     table.close_keep_lock();
     Ok(())
 }
 
 /// Up to `limit` of the jobs that came to their end until then, oldest first.
-pub fn read_until(until: i64, limit: usize, is_it: impl Fn(&Done) -> bool) -> Result<Vec<Done>> {
+/// Those that open transactions of others have deleted are left out.
+///
+/// * `is_it` - of its queue and when it came to its end
+pub fn read_until(
+    until: i64,
+    limit: usize,
+    is_it: impl Fn(&str, i64) -> bool,
+) -> Result<Vec<Done>> {
     let mut found = Vec::new();
     let table = Table::open(catalog::relation("done_entries")?, LockMode::AccessShare);
     let index = catalog::relation("done_entries_finalized_at")?;
     table.index_range(index, i64::MIN, until, Snapshot::SelfNow, |row| {
-        found.extend(Some(Done::from_row(row)?).filter(|row| is_it(row)));
+        let (queue, ended) = (row.text(6).unwrap_or_default(), row.micros(3).unwrap_or(0));
+        // What is kept is not copied.
+        if !row.is_held() && is_it(&queue, ended) {
+            found.push(Done::from_row(row)?);
+        }
         Ok(found.len() < limit)
     })?;
     table.close_release_lock();
@@ -117,11 +139,26 @@ DELETE FROM awa.done_entries WHERE job_id OPERATOR(pg_catalog.=) ANY ($1) RETURN
 
 /// Takes jobs out, and tells which: another transaction may have been faster.
 pub fn delete(job_ids: &[i64]) -> Result<Vec<i64>> {
+    delete_with(DELETE, job_ids)
+}
+
+const TAKE: &str = "
+DELETE FROM awa.done_entries WHERE job_id OPERATOR(pg_catalog.=) ANY (ARRAY(
+    SELECT job_id FROM awa.done_entries WHERE job_id OPERATOR(pg_catalog.=) ANY ($1)
+    FOR UPDATE SKIP LOCKED))
+RETURNING job_id";
+
+/// As `delete`, but waits for nobody.
+pub fn take(job_ids: &[i64]) -> Result<Vec<i64>> {
+    delete_with(TAKE, job_ids)
+}
+
+fn delete_with(statement: &'static str, job_ids: &[i64]) -> Result<Vec<i64>> {
     if job_ids.is_empty() {
         return Ok(Vec::new());
     }
     spi::as_owner(|spi| {
-        let rows = spi.query(DELETE, &[spi::Arg::bigint_array(job_ids)])?;
+        let rows = spi.query(statement, &[spi::Arg::bigint_array(job_ids)])?;
         rows.collect(|row| row.i64(1).ok_or_else(|| Error::internal("a job id is null")))
     })
 }

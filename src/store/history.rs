@@ -1,12 +1,15 @@
-//! What a job's body carries from row to row: the errors of its attempts.
+//! What a job's body carries from row to row: the errors of its attempts, and the progress
+//! that the last one had made.
 
 use serde_json::{Value, json};
 
 use crate::domain::clock;
 use crate::pg::datum::{self, Datum, ToDatum};
 
-/// An error text is kept up to this many bytes.
+/// An error text is kept up to this many bytes, the note about what is missing included: to
+/// cut twice changes nothing.
 const MAX_ERROR: usize = 8192;
+const NOTE: usize = 64;
 
 /// The history with one more error; as it was where there is none.
 ///
@@ -18,14 +21,30 @@ pub fn with_error(
     error: Option<&str>,
 ) -> Option<Datum> {
     let Some(error) = error else { return history };
-    let mut value =
-        history.map(datum::own_json).filter(Value::is_object).unwrap_or_else(|| json!({}));
+    let mut value = value(history);
     let entry = entry(attempt, at, error);
     match value.get_mut("errors").and_then(Value::as_array_mut) {
         Some(errors) => errors.push(entry),
         None => value["errors"] = json!([entry]),
     }
     Some(value.to_datum())
+}
+
+fn value(history: Option<Datum>) -> Value {
+    history.map(datum::own_json).filter(Value::is_object).unwrap_or_else(|| json!({}))
+}
+
+/// The history with other progress.
+pub fn with_progress(history: Option<Datum>, progress: Value) -> Option<Datum> {
+    let mut value = value(history);
+    value["progress"] = progress;
+    Some(value.to_datum())
+}
+
+/// The progress in a history.
+pub fn progress(history: Option<Datum>) -> Option<Value> {
+    let mut value = history.map(datum::own_json)?;
+    value.get_mut("progress").map(Value::take).filter(|progress| !progress.is_null())
 }
 
 /// An error as it is kept and shown.
@@ -52,7 +71,7 @@ pub fn cut(error: &str) -> String {
     if clean.len() <= MAX_ERROR {
         return clean;
     }
-    let mut end = MAX_ERROR;
+    let mut end = MAX_ERROR - NOTE;
     while !clean.is_char_boundary(end) {
         end -= 1;
     }

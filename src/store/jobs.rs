@@ -8,10 +8,10 @@ use super::body::{self, Body, Placed};
 use super::evidence::{self, AttemptEnd, Detail, Evidence, Sight};
 use super::lanes::{self, LaneRow};
 use super::outcome::Outcome;
-use super::{deferred, done, history};
+use super::{deferred, dlq, done, history};
 use crate::domain::entities::{SEGMENTS, split};
 use crate::error::Result;
-use crate::pg::datum::Datum;
+use crate::pg::datum::{Datum, ToDatum};
 use crate::pg::snapshot::Snapshot;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +63,7 @@ pub struct Job {
     pub errors: Vec<String>,
     /// What is written about its open attempt.
     pub note: Option<Note>,
+    pub progress: Option<Datum>,
     /// Of a completed one: the text of the jsonb.
     pub result: Option<String>,
     pub body: Body,
@@ -75,6 +76,11 @@ fn errors(body: &Body, ends: &[AttemptEnd]) -> Vec<String> {
         Some(history::entry(end.attempt, end.closed_at, error).to_string())
     }));
     errors
+}
+
+/// The progress that an earlier attempt made.
+fn carried(body: &Body) -> Option<Datum> {
+    history::progress(body.history).map(|progress| progress.to_datum())
 }
 
 /// The history of a job with the errors of its attempts in its segment, which are in no body
@@ -117,6 +123,7 @@ fn weigh(
         finalized_at: None,
         errors: errors(&placed.body, ends),
         note: None,
+        progress: carried(&placed.body),
         result: None,
         body: placed.body,
     };
@@ -127,8 +134,10 @@ fn weigh(
         job.attempt = last.attempt;
         job.finalized_at = Some(last.closed_at);
         job.result = last.result.clone();
+        job.progress = None;
     } else if let Some(item) = open.get(&placed.position).and_then(|at| evidence.open.get(*at)) {
         job.note = note(item.receipt)?;
+        job.progress = job.note.as_ref().and_then(|note| note.progress).or(job.progress);
         let is_parked = job.note.as_ref().is_some_and(|note| note.parked);
         job.state = if is_parked { State::WaitingExternal } else { State::Running };
         job.attempt = item.attempt;
@@ -185,6 +194,7 @@ fn of_deferred(row: deferred::Deferred) -> Job {
         finalized_at: None,
         errors: errors(&row.body, &[]),
         note: None,
+        progress: carried(&row.body),
         result: None,
         body: row.body,
     }
@@ -205,6 +215,7 @@ fn of_done(row: done::Done) -> Job {
         finalized_at: Some(row.finalized_at),
         errors: errors(&row.body, &[]),
         note: None,
+        progress: carried(&row.body),
         result: None,
         body: row.body,
     }
@@ -213,7 +224,8 @@ fn of_done(row: done::Done) -> Job {
 /// The jobs that lie outside the segments.
 pub fn of_tables(snapshot: Snapshot, take: &mut impl FnMut(Job) -> Result<bool>) -> Result<()> {
     deferred::read_all(snapshot, |row| take(of_deferred(row)))?;
-    done::read_all(snapshot, |row| take(of_done(row)))
+    done::read_all(snapshot, |row| take(of_done(row)))?;
+    dlq::read_all(snapshot, |row| take(of_done(row.done)))
 }
 
 /// One job, wherever it is.
@@ -232,5 +244,8 @@ pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Job>> {
     if let Some(row) = deferred::find(job_id, snapshot)? {
         return Ok(Some(of_deferred(row)));
     }
-    Ok(done::find(job_id, snapshot)?.map(of_done))
+    if let Some(row) = done::find(job_id, snapshot)? {
+        return Ok(Some(of_done(row)));
+    }
+    Ok(dlq::find(job_id, snapshot)?.map(|row| of_done(row.done)))
 }

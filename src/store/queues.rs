@@ -157,8 +157,8 @@ fn note_change(db: Db, name: &str) -> Result<()> {
 pub fn set_paused(name: &str, paused: bool, by: Option<&str>) -> Result<bool> {
     let (db, _) = ensure_loaded(name)?;
     dispatch::reserve_log(2)?;
-    if !paused && read(name)?.is_none() && !is_used(db, name)? {
-        return Err(Error::new(SqlState::NOT_FOUND, format!("queue \"{name}\" does not exist")));
+    if !paused {
+        ensure_exists(name)?;
     }
     let changed = spi::as_owner(|spi| {
         if paused {
@@ -176,6 +176,14 @@ pub fn set_paused(name: &str, paused: bool, by: Option<&str>) -> Result<bool> {
     });
     noted.map_err(dispatch::capacity)?;
     Ok(changed > 0)
+}
+
+/// P0002 for a queue that nobody has made or used.
+pub fn ensure_exists(name: &str) -> Result<()> {
+    if read(name)?.is_none() && !is_used(dispatch::attach()?, name)? {
+        return Err(Error::new(SqlState::NOT_FOUND, format!("queue \"{name}\" does not exist")));
+    }
+    Ok(())
 }
 
 /// Whether a job was ever enqueued to it.

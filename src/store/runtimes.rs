@@ -38,6 +38,18 @@ pub fn write(runtime: &NewRuntime<'_>, user: u32) -> Result<()> {
     spi::as_owner(|spi| spi.execute(INSERT, &args).map(|_| ()))
 }
 
+/// The role that registered the runtime.
+pub fn registered_by(id: [u8; 16]) -> Result<Option<u32>> {
+    spi::as_owner(|spi| {
+        spi.query_one(REGISTERED_BY, &[spi::Arg::of(id)], |row| Ok(row.i64(1)))
+            .map(|found| found.flatten().and_then(|oid| u32::try_from(oid).ok()))
+    })
+}
+
+const REGISTERED_BY: &str = "
+SELECT registered_by::pg_catalog.oid::pg_catalog.int8 FROM awa.runtime_instances
+WHERE runtime OPERATOR(pg_catalog.=) $1";
+
 const DELETE: &str = "DELETE FROM awa.runtime_instances WHERE runtime OPERATOR(pg_catalog.=) $1";
 
 pub fn delete(id: [u8; 16]) -> Result<()> {

@@ -19,6 +19,7 @@ pub fn from_json(value: &Value) -> QueueSettings {
         attempt_deadline: int("attempt_deadline_us").unwrap_or(default.attempt_deadline),
         ageing: int("priority_aging_us").unwrap_or(default.ageing),
         backoff: value.get("backoff").map_or(default.backoff, backoff),
+        dlq: value.get("dlq_enabled").and_then(Value::as_bool).unwrap_or(default.dlq),
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::evidence::{self, AttemptEnd, Evidence};
 use super::outcome::Outcome;
-use super::{body, deferred, done, history};
+use super::{body, deferred, dlq, done, history};
 use crate::domain::entities::SEGMENTS;
 use crate::error::Result;
 use crate::pg::datum::{self, Timestamp};
@@ -37,6 +37,7 @@ pub fn attempts(job_id: i64, snapshot: Snapshot) -> Result<Vec<Attempt>> {
     }
     told.extend(deferred::find(job_id, snapshot)?.map(|row| row.body.history));
     told.extend(done::find(job_id, snapshot)?.map(|row| row.body.history));
+    told.extend(dlq::find(job_id, snapshot)?.map(|row| row.done.body.history));
     attempts.sort_by_key(|attempt| attempt.receipt);
     let mut earlier: Vec<Attempt> = Vec::new();
     for error in told.into_iter().flat_map(history::entries) {

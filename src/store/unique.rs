@@ -103,7 +103,7 @@ pub fn holder(key: &[u8]) -> Result<Option<i64>> {
 }
 
 /// FNV-1a: any spread will do, two keys under one lock are none the worse for it.
-fn hash(key: &[u8]) -> u32 {
+pub(super) fn hash(key: &[u8]) -> u32 {
     key.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 

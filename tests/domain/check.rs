@@ -27,7 +27,7 @@ enum Place {
         receipt: i64,
         committed: bool,
         closer: u32,
-        holds: u16,
+        holds: u32,
         mark: Mark,
         prior: i16,
         rollbacks: u8,

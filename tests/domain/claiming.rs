@@ -157,6 +157,7 @@ impl World {
             job.deadline = p.deadline;
             job.period = Item::period(p.deadline, self.now);
             job.described = false;
+            job.aside = 0;
             job.mark = Mark::default();
             job.claim = p.claim;
             let (key, segment) = (job.key, job.segment);

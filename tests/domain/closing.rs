@@ -124,6 +124,8 @@ impl World {
                 let care = if taken.owned { Care::Claimer } else { Care::Lease };
                 End::Kept(Mark { care, until: 0, ..mark })
             }
+            // What else its row says is nothing to memory.
+            13 => End::Kept(mark),
             _ => {
                 let (chunk, offset) = split(position);
                 let joined = tx.release.filter(|(r, c)| {
@@ -191,15 +193,22 @@ impl World {
         }
         let n = self.dice.below(self.truth.receipts.len());
         let receipt = *self.truth.receipts.keys().nth(n).unwrap();
-        let result = self.memory.dispatcher().extend(DB, receipt, 1_000_000, self.now);
+        let Some(at) = self.pick() else { return };
+        let (xid, log) = (self.open[at].xid, &self.open[at].log);
+        let by = (1_000_000, self.now);
+        let result = self.memory.dispatcher().extend(DB, receipt, by, xid, log);
         if let Ok(deadline) = result {
             let now = self.now;
+            let mark = self.truth.job(receipt).unwrap().mark;
+            let is_closing = self.truth.job(receipt).unwrap().closing.is_some();
+            assert!(!is_closing || self.own_mark(at, receipt, mark).is_some());
             let job = self.truth.job(receipt).unwrap();
             if job.deadline < i64::MAX {
                 job.deadline = job.deadline.max(now) + 1_000_000;
             }
             assert_eq!(job.deadline, deadline);
-            assert!(matches!(job.state, State::Running { .. }) && job.closing.is_none());
+            assert!(matches!(job.state, State::Running { .. }));
+            assert!(job.closing.is_none_or(|closer| closer == xid));
         }
     }
 }

@@ -214,6 +214,7 @@ impl World {
             for (receipt, position) in row.items {
                 let job = self.truth.jobs.get_mut(&position).unwrap();
                 job.described = false;
+                job.aside = 0;
                 let deadline = (job.deadline, job.period);
                 d.restore_item(claim, (receipt, position), job.prior, deadline, job.closing)
                     .unwrap();

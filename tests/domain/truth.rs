@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::domain::bits::CHUNK_SIZE;
+use crate::domain::dispatcher::OPEN_ASIDE;
 use crate::domain::entities::*;
 use crate::domain::undo::{Act, End, Entry};
 
@@ -67,7 +68,7 @@ pub struct Job {
     pub state: State,
     pub closing: Option<u32>,
     /// Acts of that transaction on it.
-    pub holds: u16,
+    pub holds: u32,
     /// What is written about its attempt.
     pub mark: Mark,
     /// Its deadline as it was claimed, from then on.
@@ -75,6 +76,8 @@ pub struct Job {
     /// By the transaction that withdrew it from where `state` says it waits.
     pub held: Option<u32>,
     pub deadline: i64,
+    /// No rescue looks at it before.
+    pub aside: i64,
     pub claim: i64,
 }
 
@@ -187,6 +190,7 @@ impl Truth {
                         period: i64::MAX,
                         held: None,
                         deadline: i64::MAX,
+                        aside: 0,
                         claim: 0,
                     };
                     assert!(self.jobs.insert(position(chunk, offset), job).is_none());
@@ -259,7 +263,10 @@ impl Truth {
             job.closing = None;
         }
         match end {
-            End::Open => return,
+            End::Open => {
+                job.aside = now + OPEN_ASIDE;
+                return;
+            }
             End::Kept(mark) => return self.keep(position, mark, now),
             _ => assert!(job.closing.is_none()),
         }

@@ -107,8 +107,12 @@ class Background:
     def done(self):
         return self._done.is_set()
 
+    def wait(self, timeout):
+        """Whether it is done by then."""
+        return self._done.wait(timeout)
+
     def result(self, timeout=20):
-        assert self._done.wait(timeout), f"still running after {timeout} s"
+        assert self.wait(timeout), f"still running after {timeout} s"
         if self._error is not None:
             raise self._error
         return self._value

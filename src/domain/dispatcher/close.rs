@@ -100,10 +100,12 @@ impl Dispatcher<'_> {
         let act = Act::Close { item: at, receipt, end: End::Undecided };
         let index = log.push(Entry { db, generation, subxact, act });
         let item = &mut self.items[at];
+        // What this very transaction has written there, memory learns at its end.
+        let noted = item.noted || item.closing;
         item.closer = xid;
         item.closing = true;
         item.holds += 1;
-        let Item { position, prior, keyed, noted, .. } = *item;
+        let Item { position, prior, keyed, .. } = *item;
         self.base(db).segments[usize::from(claim.segment)].in_flight += 1;
         self.changed(db, claim.segment);
         let lane = self.lanes[claim.lane];
@@ -134,19 +136,34 @@ impl Dispatcher<'_> {
         Some(self.lanes[lane].queue)
     }
 
-    /// Moves the deadlines of open items; None where the receipt is not open (or its owner is dead).
-    pub fn extend(&mut self, db: Db, receipt: i64, by: i64, now: i64) -> Result<i64, Take> {
+    /// Moves the deadline of an open item. Who has written about the attempt may do it before
+    /// the end of the transaction.
+    ///
+    /// * `xid` - of the calling transaction; 0: it has none
+    pub fn extend(
+        &mut self,
+        db: Db,
+        receipt: i64,
+        (by, now): (i64, i64),
+        xid: u32,
+        log: &UndoLog,
+    ) -> Result<i64, Take> {
         let at = self.item(db, receipt).ok_or(Take::Stale)?;
         let item = self.items[at];
         let claim = self.claims[item.claim];
         if !claim.committed {
             return Err(Take::Busy(claim.xid));
         }
+        let mut mark = item.mark;
         if item.closing {
-            return Err(Take::Busy(item.closer));
+            if item.closer != xid {
+                return Err(Take::Busy(item.closer));
+            }
+            mark = log.kept(db, receipt, mark).ok_or(Take::Stale)?;
         }
         let is_dead = claim.runtime != NIL && self.runtimes[claim.runtime].dead;
-        if item.mark.is_parked() || (is_dead && item.mark.care == Care::Claimer) {
+        let is_parked = item.mark.is_parked() || mark.is_parked();
+        if is_parked || (is_dead && mark.care == Care::Claimer) {
             return Err(Take::Stale);
         }
         if item.deadline != i64::MAX {
@@ -157,9 +174,10 @@ impl Dispatcher<'_> {
     }
 
     /// Open items of dead runtimes, for the owner pass. False in `orphans` afterwards
-    /// means that none is left but those an open transaction holds or that were set aside.
+    /// means that none is left but those an open transaction holds. When all that are left
+    /// were set aside, the pass rests until the first of them may be looked at.
     pub fn orphaned(&mut self, db: Db, now: i64, limit: usize, receipts: &mut Vec<i64>) {
-        let mut from = 0;
+        let (mut from, mut aside) = (0, i64::MAX);
         while let Some(at) = self.runtimes.next_used(from) {
             from = at + 1;
             let runtime = self.runtimes[at];
@@ -174,9 +192,12 @@ impl Dispatcher<'_> {
                         if receipts.len() >= limit {
                             return;
                         }
-                        let Item { closing, aside, mark, .. } = self.items[item];
-                        if !closing && aside <= now && mark.care == Care::Claimer {
-                            receipts.push(self.items[item].receipt);
+                        let Item { receipt, closing, aside: until, mark, .. } = self.items[item];
+                        let is_lost = !closing && mark.care == Care::Claimer;
+                        if is_lost && until <= now {
+                            receipts.push(receipt);
+                        } else if is_lost {
+                            aside = aside.min(until);
                         }
                         item = self.items[item].next;
                     }
@@ -185,7 +206,11 @@ impl Dispatcher<'_> {
             }
         }
         if receipts.is_empty() {
-            self.base(db).orphans = false;
+            let database = self.base(db);
+            database.orphans = aside < i64::MAX;
+            if database.orphans {
+                database.rescues[Kind::Owner as usize].rest = aside;
+            }
         }
     }
 

@@ -23,6 +23,7 @@ pub use close::{Take, Taken, Taker};
 pub use cold::{Cold, Loaded};
 pub use enqueue::{Grant, Granted};
 pub use replay::{LaneName, Restored};
+pub use settle::OPEN_ASIDE;
 pub use wait::Wakes;
 pub use withdraw::{Withdraw, Withdrawn};
 
@@ -121,39 +122,28 @@ impl Dispatcher<'_> {
         }
         let at =
             self.databases.iter().position(|d| d.phase == Phase::Absent).ok_or(Full::Databases)?;
+        // Nothing of the database that had the slot before stays but the count of its lives.
+        let generation = self.databases[at].generation + 1;
         let database = &mut self.databases[at];
-        database.oid = oid;
-        database.extension = extension;
-        database.phase = Phase::Replaying;
-        database.generation += 1;
-        database.attached = database.generation;
-        database.changes = 0;
-        database.next_chunk = block.0;
-        database.end_chunk = block.0 + block.1;
-        database.floor = block.0;
-        database.next_receipt = 0;
-        database.end_receipt = 0;
-        database.next_id = 0;
-        database.end_id = 0;
-        database.current = current;
-        database.segments = *segments;
+        *database = Database {
+            oid,
+            extension,
+            phase: Phase::Replaying,
+            generation,
+            attached: generation,
+            next_chunk: block.0,
+            end_chunk: block.0 + block.1,
+            floor: block.0,
+            current,
+            segments: *segments,
+            next_deferred: i64::MAX,
+            worker_sleeps_until: i64::MIN,
+            ..Database::default()
+        };
         database.claim_wheel.format(now);
         database.release_wheel.format(now);
         database.runtime_wheel.format(now);
         database.callback_wheel.format(now);
-        database.next_deferred = i64::MAX;
-        database.orphans = false;
-        database.replayed = false;
-        database.replay_due = false;
-        database.doubts_due = false;
-        database.writers = 0;
-        database.stragglers = 0;
-        database.straggling = 0;
-        database.cool_hand = 0;
-        database.wide_waiters = 0;
-        database.worker = 0;
-        database.worker_sleeps_until = i64::MIN;
-        database.aged_claims = 0;
         Ok(at as Db)
     }
 

@@ -4,6 +4,9 @@
 use super::*;
 use crate::domain::undo::{Act, End, Entry, UndoLog};
 
+/// How long no rescue looks at an item that one left open, microseconds.
+pub const OPEN_ASIDE: i64 = 1_000_000;
+
 impl Dispatcher<'_> {
     /// Writes down an act that no operation here begins by itself. The queue it names stays
     /// in memory until the act is settled, so that its index cannot come to mean another.
@@ -344,7 +347,11 @@ impl Dispatcher<'_> {
         let Item { claim, position, holds, mark, .. } = self.items[at];
         let Claim { lane, segment, .. } = self.claims[claim];
         match end {
-            End::Open => return self.unhold(at),
+            End::Open => {
+                // The next pass looks at others first.
+                self.items[at].aside = now.saturating_add(OPEN_ASIDE);
+                return self.unhold(at);
+            }
             End::Kept(mark) => {
                 self.set_mark(at, mark, now);
                 self.unhold(at);
@@ -400,7 +407,13 @@ impl Dispatcher<'_> {
 
     /// A sealed segment whose row lacks what a start wants to know: its directory, once no
     /// transaction writes bodies to it, and the news that all its jobs are disposed.
-    pub fn segment_to_list(&mut self, db: Db) -> Option<(u8, Segment)> {
+    ///
+    /// * `may` - leaves out those that were looked at in vain
+    pub fn segment_to_list(
+        &mut self,
+        db: Db,
+        may: impl Fn(u8, &Segment) -> bool,
+    ) -> Option<(u8, Segment)> {
         let segments = self.base(db).segments;
         let writes = |segment: u8| {
             self.chunks.indexes().any(|at| {
@@ -411,13 +424,13 @@ impl Dispatcher<'_> {
         (0..SEGMENTS as u8).zip(segments).find(|(at, segment)| {
             let finished = segment.live == 0 && segment.in_flight == 0;
             let wanted = !segment.listed || (finished && !segment.disposed);
-            segment.state == SegmentState::Sealed && wanted && !writes(*at)
+            segment.state == SegmentState::Sealed && wanted && !writes(*at) && may(*at, segment)
         })
     }
 
     /// Asks the worker to make room for queues; false when it cannot.
     pub fn ask_for_room(&mut self, db: Db) -> bool {
-        if self.segment_to_count(db).is_none() {
+        if self.segment_to_count(db, |_, _| true).is_none() {
             return false;
         }
         self.base(db).count_due = true;
@@ -426,13 +439,18 @@ impl Dispatcher<'_> {
     }
 
     /// A segment in which jobs may have ended since its ends were counted last.
-    pub fn segment_to_count(&mut self, db: Db) -> Option<(u8, Segment)> {
+    pub fn segment_to_count(
+        &mut self,
+        db: Db,
+        may: impl Fn(u8, &Segment) -> bool,
+    ) -> Option<(u8, Segment)> {
         let segments = self.base(db).segments;
-        (0..SEGMENTS as u8).zip(segments).find(|(_, segment)| {
+        (0..SEGMENTS as u8).zip(segments).find(|(at, segment)| {
             segment.state != SegmentState::Free
                 && !segment.disposed
                 && segment.live < segment.bodies
                 && segment.changes != segment.counted_at
+                && may(*at, segment)
         })
     }
 

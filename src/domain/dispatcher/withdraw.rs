@@ -21,6 +21,8 @@ pub struct Withdrawn {
     /// It was counted as scheduled or retryable, not as available.
     pub timed: bool,
     pub snoozed: bool,
+    /// When it would have become ready, if it was timed.
+    pub due: i64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +80,7 @@ impl Dispatcher<'_> {
             prior: held.prior,
             timed: held.home == Home::Timer && held.rollbacks == 0,
             snoozed: held.snoozed,
+            due: held.timer.at,
         }))
     }
 

@@ -1,0 +1,174 @@
+//! Dead letters: failed jobs that are kept until somebody decides about them.
+
+use std::collections::BTreeMap;
+
+use crate::error::{Error, Result};
+use crate::pg::catalog;
+use crate::pg::datum::ToDatum;
+use crate::pg::heap::{Row, Table};
+use crate::pg::lock::LockMode;
+use crate::pg::snapshot::Snapshot;
+use crate::pg::spi::{self, Arg};
+
+use super::done::Done;
+
+/// A failed job, and why it is here. `finalized_at` is when it came.
+#[derive(Clone, Debug)]
+pub struct Dead {
+    pub done: Done,
+    pub reason: String,
+}
+
+impl Dead {
+    fn from_row(row: &Row) -> Result<Self> {
+        let reason = row.text(2).ok_or_else(|| Error::internal("a dead letter has no reason"))?;
+        Ok(Self { done: Done::read(row, true)?, reason })
+    }
+}
+
+pub fn write(jobs: &[Dead]) -> Result<()> {
+    if jobs.is_empty() {
+        return Ok(());
+    }
+    let table = Table::open(catalog::relation("dlq_entries")?, LockMode::RowExclusive);
+    for job in jobs {
+        table.insert(&job.done.to_row(job.reason.as_str().to_datum()))?;
+    }
+    table.close_keep_lock();
+    count(jobs.iter().map(|job| job.done.queue.as_str()), 1)
+}
+
+const COUNT: &str = "
+INSERT INTO awa.dlq_changes (queue, jobs)
+SELECT queue, jobs FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2)) AS n (queue, jobs)";
+
+/// Notes how many jobs of each queue come or go.
+fn count<'a>(queues: impl Iterator<Item = &'a str>, sign: i64) -> Result<()> {
+    let mut changes: BTreeMap<&str, i64> = BTreeMap::new();
+    for queue in queues {
+        *changes.entry(queue).or_default() += sign;
+    }
+    let (names, jobs): (Vec<&str>, Vec<i64>) = changes.into_iter().unzip();
+    let args = [Arg::text_array(&names), Arg::bigint_array(&jobs)];
+    spi::as_owner(|spi| spi.execute(COUNT, &args).map(|_| ()))
+}
+
+const COUNTS: &str = "
+SELECT queue, pg_catalog.sum(jobs)::pg_catalog.int8 FROM awa.dlq_changes GROUP BY queue";
+
+/// How many there are of each queue.
+pub fn counts() -> Result<Vec<(String, i64)>> {
+    spi::as_owner(|spi| {
+        let rows = spi.query(COUNTS, &[])?;
+        rows.collect(|row| Ok((row.text(1).unwrap_or_default(), row.i64(2).unwrap_or(0))))
+    })
+}
+
+const MISCOUNTED: &str = "
+SELECT coalesce(c.queue, d.queue), coalesce(c.jobs, 0), coalesce(d.jobs, 0)
+FROM (SELECT queue, pg_catalog.sum(jobs)::pg_catalog.int8 FROM awa.dlq_changes GROUP BY queue)
+     AS c (queue, jobs)
+FULL JOIN (SELECT queue, pg_catalog.count(*) FROM awa.dlq_entries GROUP BY queue)
+     AS d (queue, jobs) ON c.queue OPERATOR(pg_catalog.=) d.queue
+WHERE coalesce(c.jobs, 0) OPERATOR(pg_catalog.<>) coalesce(d.jobs, 0)";
+
+/// Queues whose counts are not those of their rows, in words.
+pub fn miscounted() -> Result<Vec<String>> {
+    spi::as_owner(|spi| {
+        spi.query(MISCOUNTED, &[])?.collect(|row| {
+            let (queue, noted) = (row.text(1).unwrap_or_default(), row.i64(2).unwrap_or(0));
+            let rows = row.i64(3).unwrap_or(0);
+            Ok(format!("queue \"{queue}\" counts {noted} dead letters and has {rows}"))
+        })
+    })
+}
+
+/// One row a queue again, when there are many; who writes is not waited for.
+const FOLD: &str = "
+WITH gone AS (
+    DELETE FROM awa.dlq_changes WHERE change OPERATOR(pg_catalog.=) ANY (ARRAY(
+        SELECT change FROM awa.dlq_changes
+        WHERE (SELECT pg_catalog.count(*) OPERATOR(pg_catalog.-) pg_catalog.count(DISTINCT queue)
+               FROM awa.dlq_changes) OPERATOR(pg_catalog.>) 100
+        LIMIT 10000 FOR UPDATE SKIP LOCKED))
+    RETURNING queue, jobs)
+INSERT INTO awa.dlq_changes (queue, jobs)
+SELECT queue, pg_catalog.sum(jobs)::pg_catalog.int8 FROM gone GROUP BY queue
+HAVING pg_catalog.sum(jobs) OPERATOR(pg_catalog.<>) 0";
+
+/// Sums the counts up.
+pub fn fold() -> Result<()> {
+    spi::as_owner(|spi| spi.execute(FOLD, &[]).map(|_| ()))
+}
+
+const DELETE: &str = "
+DELETE FROM awa.dlq_entries WHERE job_id OPERATOR(pg_catalog.=) ANY ($1) RETURNING job_id, queue";
+
+const TAKE: &str = "
+DELETE FROM awa.dlq_entries WHERE job_id OPERATOR(pg_catalog.=) ANY (ARRAY(
+    SELECT job_id FROM awa.dlq_entries WHERE job_id OPERATOR(pg_catalog.=) ANY ($1)
+    FOR UPDATE SKIP LOCKED))
+RETURNING job_id, queue";
+
+/// As `delete`, but waits for nobody.
+pub fn take(job_ids: &[i64]) -> Result<Vec<i64>> {
+    delete_with(TAKE, job_ids)
+}
+
+/// Takes jobs out, and tells which, sorted: another transaction may have been faster.
+pub fn delete(job_ids: &[i64]) -> Result<Vec<i64>> {
+    delete_with(DELETE, job_ids)
+}
+
+fn delete_with(statement: &'static str, job_ids: &[i64]) -> Result<Vec<i64>> {
+    if job_ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut gone = spi::as_owner(|spi| {
+        let rows = spi.query(statement, &[Arg::bigint_array(job_ids)])?;
+        rows.collect(|row| {
+            let id = row.i64(1).ok_or_else(|| Error::internal("a job id is null"))?;
+            Ok((id, row.text(2).unwrap_or_default()))
+        })
+    })?;
+    if !gone.is_empty() {
+        count(gone.iter().map(|(_, queue)| queue.as_str()), -1)?;
+    }
+    gone.sort_unstable();
+    Ok(gone.into_iter().map(|(id, _)| id).collect())
+}
+
+pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Dead>> {
+    let mut found = None;
+    let table = Table::open(catalog::relation("dlq_entries")?, LockMode::AccessShare);
+    let index = catalog::relation("dlq_entries_pkey")?;
+    table.index_range(index, job_id, job_id, snapshot, |row| {
+        found = Some(Dead::from_row(row)?);
+        Ok(false)
+    })?;
+    table.close_release_lock();
+    Ok(found)
+}
+
+/// Up to `limit` of those that came until then, oldest first.
+pub fn read_until(until: i64, limit: usize) -> Result<Vec<Dead>> {
+    let mut found = Vec::new();
+    let table = Table::open(catalog::relation("dlq_entries")?, LockMode::AccessShare);
+    let index = catalog::relation("dlq_entries_dlq_at")?;
+    table.index_range(index, i64::MIN, until, Snapshot::SelfNow, |row| {
+        if row.is_held() {
+            return Ok(true);
+        }
+        found.push(Dead::from_row(row)?);
+        Ok(found.len() < limit)
+    })?;
+    table.close_release_lock();
+    Ok(found)
+}
+
+pub fn read_all(snapshot: Snapshot, mut take: impl FnMut(Dead) -> Result<bool>) -> Result<()> {
+    let table = Table::open(catalog::relation("dlq_entries")?, LockMode::AccessShare);
+    table.scan(snapshot, |row| take(Dead::from_row(row)?))?;
+    table.close_release_lock();
+    Ok(())
+}
