@@ -454,6 +454,30 @@ def test_the_last_attempt_fails(db):
     assert db.job(job.job_id).errors[0]["error"] == "callback timed out"
 
 
+@pytest.mark.parametrize("how, reason", [
+    ("timeout", "callback_timeout"), ("fail", "terminal_error"),
+])
+def test_dead_letters(db, how, reason):
+    db.execute("SELECT awa.configure_queue('default', '{\"dlq_enabled\": true}')")
+    job = running(db, max_attempts=1)
+    _, callback = park(db, "100 ms" if how == "timeout" else HOUR, job)
+    if how == "fail":
+        assert resolve(db, "fail", callback, "broken") == "failed"
+    wait_until(lambda: db.column("SELECT dlq_reason FROM awa.dlq") == [reason], 2)
+    assert db.job(job.job_id).state == "failed"
+    assert db.row("SELECT waiting_external, dlq, failed_total FROM awa.queue_stats") == (0, 1, 1)
+    assert db.value("SELECT count(*) FROM awa.attempt_state") == 0
+    assert db.value("SELECT awa.dlq_retry(%s)::text", job.job_id) == "available"
+
+
+def test_a_timeout_with_attempts_left_is_no_dead_letter(db):
+    db.execute("SELECT awa.configure_queue('default', '{\"dlq_enabled\": true}')")
+    job = running(db, max_attempts=2)
+    park(db, "50 ms", job)
+    wait_until(lambda: db.state(job.job_id) == "retryable", 2)
+    assert db.value("SELECT count(*) FROM awa.dlq") == 0
+
+
 def test_a_timeout_that_passes_before_it_parks(db):
     job = running(db)
     register(db, job.receipt, "50 ms")
@@ -702,6 +726,70 @@ def test_all_in_one_transaction(db):
         wait(db, job.receipt, conn=conn)
     conn.commit_sql()
     assert db.state(job.job_id) == "completed"
+
+
+# Progress
+
+
+def say(db, receipt, percent, conn=None):
+    (conn or db.conn).execute("SELECT awa.set_progress(%s, %s)", (receipt, percent))
+
+
+def progress(db, job):
+    return db.job(job.job_id).progress["percent"]
+
+
+def test_progress_goes_through_a_callback(db):
+    job = running(db)
+    say(db, job.receipt, 30)
+    _, callback = park(db, job=job)
+    assert progress(db, job) == 30
+    with raises("AW001"):
+        say(db, job.receipt, 40)
+    resolve(db, "resume", callback, Jsonb("x"))
+    say(db, job.receipt, 50)
+    assert progress(db, job) == 50
+    assert db.value("SELECT awa.callback_result(%s)", job.receipt) == "x"
+    assert db.value("SELECT count(*) FROM awa.attempt_state") == 1
+    rebuild(db)
+    assert progress(db, job) == 50
+    db.execute("SELECT awa.complete(%s)", job.receipt)
+    assert db.value("SELECT count(*) FROM awa.attempt_state") == 0
+
+
+@pytest.mark.parametrize("end, attempt", [("timeout", 2), ("retry", 1), ("fail", None)])
+def test_progress_outlives_the_end_of_a_parked_attempt(db, end, attempt):
+    job = running(db)
+    say(db, job.receipt, 30)
+    _, callback = park(db, "100 ms" if end == "timeout" else HOUR, job)
+    if end != "timeout":
+        resolve(db, end, callback, *(["broken"] if end == "fail" else []))
+    wait_until(lambda: db.state(job.job_id) != "waiting_external", 2)
+    assert progress(db, job) == 30
+    assert db.value("SELECT count(*) FROM awa.attempt_state") == 0
+    if attempt:
+        again, = wait_until(lambda: db.claim(deadline=HOUR))
+        assert (again.attempt, again.progress["percent"]) == (attempt, 30)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_progress_and_parking_in_one_transaction(db, commits):
+    job = running(db)
+    conn = db.connect()
+    conn.begin()
+    say(db, job.receipt, 10, conn)
+    _, callback = park(db, job=job, conn=conn)
+    with raises("AW001"), conn.transaction():
+        say(db, job.receipt, 20, conn)
+    resolve(db, "resume", callback, conn=conn)
+    say(db, job.receipt, 30, conn)
+    park(db, job=job, conn=conn)
+    conn.commit_sql() if commits else conn.rollback_sql()
+    db.check()
+    if commits:
+        assert db.state(job.job_id) == "waiting_external" and progress(db, job) == 30
+    else:
+        assert db.state(job.job_id) == "running" and db.job(job.job_id).progress is None
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])

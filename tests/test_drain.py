@@ -1,6 +1,6 @@
 """drain_queue: what waits is cancelled, what runs goes on."""
 
-from harness import Background, raises, wait_until
+from harness import Background, raises, wait_blocked, wait_until
 
 
 def drain(db, queue="default", conn=None):
@@ -55,6 +55,41 @@ def test_keys_and_dead_letters(db):
     assert drain(db) == 1
     assert db.column("SELECT job_id FROM awa.dlq") == [dead]
     assert db.insert(unique_key="a") != [keyed]
+
+
+def test_parked_jobs(db):
+    parked, resumed = db.insert(2)
+    jobs = {job.job_id: job.receipt for job in db.claim(max_jobs=2, deadline="1 h")}
+    tokens = {}
+    for job_id, receipt in jobs.items():
+        tokens[job_id] = db.value("SELECT awa.register_callback(%s, '1 h')", receipt)
+        db.execute("SELECT awa.wait_for_callback(%s)", receipt)
+    db.execute("SELECT awa.resume_external(%s)", tokens[resumed])
+    assert drain(db) == 1
+    assert states(db, [parked, resumed]) == ["cancelled", "running"]
+    assert "drained" in str(db.job(parked).errors)
+    with raises("P0002"):
+        db.execute("SELECT awa.complete_external(%s)", tokens[parked])
+    assert db.row(
+        "SELECT running, waiting_external, cancelled_total FROM awa.queue_stats"
+        " WHERE queue = 'default'"
+    ) == (1, 0, 1)
+    db.execute("SELECT awa.complete(%s)", jobs[resumed])
+
+
+def test_a_job_that_is_resumed_meanwhile(db):
+    job_id, = db.insert()
+    job, = db.claim(deadline="1 h")
+    token = db.value("SELECT awa.register_callback(%s, '1 h')", job.receipt)
+    db.execute("SELECT awa.wait_for_callback(%s)", job.receipt)
+    conn, other = db.connect(), db.connect()
+    conn.begin()
+    conn.execute("SELECT awa.resume_external(%s)", (token,))
+    draining = Background(drain, db, conn=other)
+    wait_blocked(db.conn, other.info.backend_pid)
+    conn.commit_sql()
+    assert draining.result() == 0 and db.state(job_id) == "running"
+    db.execute("SELECT awa.complete(%s)", job.receipt)
 
 
 def test_a_drain_that_rolls_back(db):

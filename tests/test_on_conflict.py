@@ -66,6 +66,17 @@ def test_a_running_job_stays(db, how):
     assert db.job(job_id).args == [1]
 
 
+@pytest.mark.parametrize("how", ["replace", "debounce"])
+def test_a_parked_job_stays(db, how):
+    job_id, _ = insert(db, args={"n": 1})
+    job, = db.claim(deadline="1 h")
+    db.execute("SELECT awa.register_callback(%s, '1 h')", job.receipt)
+    db.execute("SELECT awa.wait_for_callback(%s)", job.receipt)
+    assert replace(db, how, args={"n": 2}) == (job_id, True)
+    found = db.job(job_id)
+    assert (found.state, found.args) == ("waiting_external", {"n": 1})
+
+
 def test_a_holder_that_is_done_stays(db):
     opts = {"unique_states": ["available", "running", "completed", "cancelled"]}
     job_id, _ = insert(db, opts=opts, args=[1])

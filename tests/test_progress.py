@@ -176,6 +176,52 @@ def test_one_transaction_says_and_completes(db):
     assert rows(db) == 0
 
 
+def test_one_transaction_says_and_extends(db):
+    job_id, = db.insert()
+    job, = db.claim(deadline="1 min")
+    conn = db.connect()
+    conn.begin()
+    say(db, job.receipt, 1, conn=conn)
+    (receipt, deadline), = conn.rows("SELECT * FROM awa.extend(%s, '1 h')", [job.receipt])
+    conn.execute("SELECT awa.complete(%s)", (job.receipt,))
+    assert conn.rows("SELECT * FROM awa.extend(%s, '1 h')", [job.receipt]) == []
+    conn.rollback_sql()
+    assert receipt == job.receipt
+    # Deadlines are no part of the transaction.
+    assert db.rows("SELECT * FROM awa.extend(%s, '0')", [job.receipt]) == [(receipt, deadline)]
+    assert db.state(job_id) == "running" and rows(db) == 0
+
+
+def test_many_words_in_one_transaction(db):
+    job_id, = db.insert()
+    job, = db.claim()
+    conn = db.connect()
+    conn.begin()
+    conn.execute(
+        "SELECT awa.set_progress(%s, n %% 100) FROM generate_series(1, 1000) n", (job.receipt,)
+    )
+    conn.commit_sql()
+    assert shown(db, job_id)["percent"] == 0 and rows(db) == 1
+    db.check()
+    db.execute("SELECT awa.complete(%s)", job.receipt)
+
+
+def test_in_a_prepared_transaction(own_db):
+    job_id, = own_db.insert()
+    job, = own_db.claim()
+    conn, other = own_db.connect(), own_db.connect()
+    conn.begin()
+    say(own_db, job.receipt, 60, conn=conn)
+    conn.execute("PREPARE TRANSACTION 'said'")
+    closing = Background(
+        other.execute, "SELECT awa.fail(%s, 'broken', terminal => true)", (job.receipt,)
+    )
+    wait_blocked(own_db.conn, other.info.backend_pid)
+    own_db.execute("COMMIT PREPARED 'said'")
+    closing.result()
+    assert shown(own_db, job_id)["percent"] == 60 and rows(own_db) == 0
+
+
 @pytest.mark.parametrize("commits", [True, False])
 def test_closers_wait_for_what_is_said(db, commits):
     job_id, = db.insert()
