@@ -28,8 +28,8 @@ fn wrong_state(job_id: i64, act: &str, state: &str) -> Error {
     Error::new(SqlState::WRONG_STATE, format!("job {job_id} cannot be {act}: it is {state}"))
 }
 
-/// Makes a failed, cancelled or parked job available again. Its attempts start over; its receipts
-/// go on.
+/// Makes a failed, cancelled or parked job available again. Its attempts start over; its
+/// receipts go on.
 ///
 /// * `may` - refuses a caller who may not act on the queue
 pub fn retry(job_id: i64, may: impl Fn(&str) -> Result<()>) -> Result<()> {

@@ -460,6 +460,8 @@ pub struct Item {
     pub closing: bool,
     /// How many acts of that transaction do.
     pub holds: u32,
+    /// No later entry of that transaction's log is about it; MAX: unknown.
+    pub last: u32,
     /// Claims of this job that were rolled back in a row.
     pub rollbacks: u8,
     /// Its body says the attempts used before this one, whether they were read or not.

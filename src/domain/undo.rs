@@ -188,8 +188,10 @@ impl UndoLog {
     /// ends it.
     ///
     /// * `mark` - as it is for others
-    pub fn kept(&self, db: u16, receipt: i64, mark: Mark) -> Option<Mark> {
-        let ends = self.entries.iter().rev().filter_map(|entry| match entry.act {
+    /// * `last` - no entry after this one is about it
+    pub fn kept(&self, db: u16, receipt: i64, mark: Mark, last: u32) -> Option<Mark> {
+        let upto = self.entries.len().min((last as usize).saturating_add(1));
+        let ends = self.entries.iter().take(upto).rev().filter_map(|entry| match entry.act {
             Act::Close { receipt: of, end, .. } if entry.db == db && of == receipt => Some(end),
             _ => None,
         });

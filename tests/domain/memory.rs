@@ -118,6 +118,7 @@ impl Memory {
             db: 0,
             closing: false,
             holds: 0,
+            last: 0,
             rollbacks: 0,
             as_body: false,
             keyed: false,

@@ -248,6 +248,7 @@ impl Dispatcher<'_> {
                     db,
                     closing: false,
                     holds: 0,
+                    last: u32::MAX,
                     rollbacks,
                     as_body: prior == AS_BODY,
                     keyed: false,

@@ -78,7 +78,7 @@ impl Dispatcher<'_> {
             if item.closer != xid {
                 return Take::Busy(item.closer);
             }
-            match log.kept(db, receipt, mark) {
+            match log.kept(db, receipt, mark, item.last) {
                 Some(kept) => mark = kept,
                 None => return Take::Stale,
             }
@@ -105,6 +105,7 @@ impl Dispatcher<'_> {
         item.closer = xid;
         item.closing = true;
         item.holds += 1;
+        item.last = u32::try_from(index).unwrap_or(u32::MAX);
         let Item { position, prior, keyed, .. } = *item;
         self.base(db).segments[usize::from(claim.segment)].in_flight += 1;
         self.changed(db, claim.segment);
@@ -159,7 +160,7 @@ impl Dispatcher<'_> {
             if item.closer != xid {
                 return Err(Take::Busy(item.closer));
             }
-            mark = log.kept(db, receipt, mark).ok_or(Take::Stale)?;
+            mark = log.kept(db, receipt, mark, item.last).ok_or(Take::Stale)?;
         }
         let is_dead = claim.runtime != NIL && self.runtimes[claim.runtime].dead;
         let is_parked = item.mark.is_parked() || mark.is_parked();

@@ -249,6 +249,7 @@ impl Dispatcher<'_> {
             db,
             closing: closer.is_some(),
             holds: 0,
+            last: u32::MAX,
             rollbacks: 0,
             as_body: prior == AS_BODY,
             // Bodies are not read: who closes it finds out.

@@ -192,7 +192,7 @@ impl Dispatcher<'_> {
         } else if !item.closing {
             Withdraw::Running(item.receipt)
         } else if item.closer == xid {
-            match log.kept(db, item.receipt, item.mark) {
+            match log.kept(db, item.receipt, item.mark, item.last) {
                 Some(_) => Withdraw::Running(item.receipt),
                 None => Withdraw::Own,
             }
