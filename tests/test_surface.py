@@ -42,6 +42,7 @@ FUNCTIONS = {
         f"TABLE({CLAIM_COLUMNS})",
     ),
     "wait_for_jobs": ("queues text[], timeout interval, available boolean", None),
+    "claim_outcome": ("", "text"),
     "complete": ("receipt bigint, result jsonb", "void"),
     "complete_many": ("receipts bigint[]", "TABLE(receipt bigint, completed boolean)"),
     "complete_and_claim": (
@@ -103,6 +104,12 @@ FUNCTIONS = {
     "revoke_access": ("role_name name", "void"),
     "halt_runtime_scope": ("scope text, mode text, reason text", "uuid"),
     "resume_runtime_scope": ("scope text, halt_id uuid", "boolean"),
+    "runtime_control_status": (
+        "scope text",
+        "TABLE(scope text, desired text, halt_id uuid, reason text, halted_by text,"
+        " since timestamp with time zone, fleet_halted boolean, runtime uuid, runtime_name text,"
+        " supported boolean, observed text, observed_at timestamp with time zone)",
+    ),
     "rescue": (
         "kind text, max_rows integer", "TABLE(kind text, rescued bigint, pass_end text)"
     ),
