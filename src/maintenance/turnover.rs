@@ -30,6 +30,7 @@ thread_local! {
     /// a time, so that one that is held up holds up none of the others.
     static UNLISTED: Cell<PutOff> = const { Cell::new([(u64::MAX, 0); SEGMENTS]) };
     static UNCOUNTED: Cell<PutOff> = const { Cell::new([(u64::MAX, 0); SEGMENTS]) };
+    static UNTRUNCATED: Cell<PutOff> = const { Cell::new([(u64::MAX, 0); SEGMENTS]) };
 }
 
 type PutOff = [(u64, i64); SEGMENTS];
@@ -223,20 +224,24 @@ fn count_ends(db: Db, (segment, seen): (u8, &Segment), evidence: &Evidence) -> R
 /// Truncates a sealed segment of which nothing is left to keep.
 pub fn truncate(_context: &Context) -> Result<StepReport> {
     let db = dispatch::attach()?;
-    let mut did = 0;
-    if dispatch::is_open(db) {
-        let now = xact::micros();
-        let retention = guc::completed_retention().map(|kept| kept.as_micros() as i64);
-        let all = states(db);
-        // One a transaction: its locks go before the next one's are taken.
-        let finished = (0..SEGMENTS as u8)
-            .find(|segment| policy::looks_finished(&all[usize::from(*segment)], now, retention));
-        if let Some(segment) = finished {
-            did = u64::from(try_truncate(db, segment, &all[usize::from(segment)])?);
-        }
+    let breath = Duration::from_millis(50);
+    let pause = Some(guc::rotate_interval().min(LOOK).max(breath));
+    if !dispatch::is_open(db) {
+        return Ok(StepReport { did: 0, next: pause });
     }
-    let next = if did > 0 { Duration::ZERO } else { guc::rotate_interval().min(LOOK) };
-    Ok(StepReport { did, next: Some(next.max(Duration::from_millis(50))) })
+    let now = xact::micros();
+    let retention = guc::completed_retention().map(|kept| kept.as_micros() as i64);
+    let may = may_look(&UNTRUNCATED);
+    // One a transaction: its locks go before the next one's are taken.
+    let finished = (0..SEGMENTS as u8)
+        .zip(states(db))
+        .find(|(at, segment)| policy::looks_finished(segment, now, retention) && may(*at, segment));
+    let Some((segment, seen)) = finished else { return Ok(StepReport { did: 0, next: pause }) };
+    let did = try_truncate(db, segment, &seen)?;
+    if !did {
+        put_off(&UNTRUNCATED, segment, &seen, HELD);
+    }
+    Ok(StepReport { did: u64::from(did), next: Some(breath) })
 }
 
 /// Memory proposes, the tables prove: false, and nothing done, when they do not, or when a
