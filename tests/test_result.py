@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from harness import Background, raises
+from harness import Background, raises, wait_until
 
 
 def test_a_result_digit_for_digit(db):
@@ -36,7 +36,8 @@ def test_any_end_wakes_the_waiter(db, end):
     conn = db.connect()
     began = time.monotonic()
     waiting = Background(conn.value, "SELECT awa.get_result(%s, '2 s')", job_id)
-    time.sleep(0.3)
+    in_wait = "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = %s"
+    wait_until(lambda: db.value(in_wait, conn.pid))
     assert not waiting.done
     db.conn.execute(f"SELECT awa.{end}", {"receipt": job.receipt, "id": job_id})
     assert waiting.result() == (7 if end.startswith("complete") else None)

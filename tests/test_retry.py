@@ -243,3 +243,21 @@ def test_an_expired_job_leaves_its_key_as_its_states_say(db, states):
     db.insert(unique_key="a", opts=opts)
     assert db.claim() == []
     db.check()
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("call", [
+    "awa.retry_job(%(id)s)", "awa.delete_job(%(id)s)", "awa.retry_failed()",
+    "awa.discard_failed()", "awa.dlq_move(%(id)s, 'x')",
+])
+def test_a_job_that_failed_after_the_snapshot(db, level, call):
+    """It is there, but this transaction cannot touch it: it has to begin again."""
+    job_id, = db.insert()
+    conn = db.connect()
+    conn.execute(f"BEGIN ISOLATION LEVEL {level}")
+    conn.execute("SELECT count(*) FROM awa.jobs")
+    db.execute("SELECT awa.fail(%s, 'x', terminal => true)", db.claim()[0].receipt)
+    with raises("40001"):
+        conn.execute(f"SELECT {call}", {"id": job_id})
+    conn.execute("ROLLBACK")
+    assert db.state(job_id) == "failed"

@@ -209,3 +209,18 @@ def test_crash_between_the_turns(ring):
         db.wait_served()
     assert [job.job_id for job in db.claim("kept", 100)] == kept
     assert db.value("SELECT completed_total FROM awa.queue_stats WHERE queue = 'busy'") == 9000
+
+
+def test_a_segment_that_somebody_reads_holds_up_no_other(ring):
+    """A dump reads the leaves of the first one: the next ones are emptied all the same."""
+    db = ring
+    reader = db.connect()
+    reader.begin()
+    reader.execute("SELECT count(*) FROM awa.ready_entries_0")
+    pass_jobs(db.conn, 20_000)
+    others = "SELECT max(generation) FROM awa.segments WHERE segment > 0"
+    wait_until(lambda: db.value(others) > 0, 20)
+    first = "SELECT generation FROM awa.segments WHERE segment = 0"
+    assert db.value(first) == 0
+    reader.rollback_sql()
+    wait_until(lambda: db.value(first) > 0, 20)

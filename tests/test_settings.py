@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from psycopg.types.json import Jsonb
 
-from harness import raises
+from harness import raises, wait_until
 
 
 def configure(db, settings, queue="default", conn=None):
@@ -123,9 +123,11 @@ def test_failed_retention_of_a_queue(db):
         ids[queue], = db.insert(queue=queue)
         job, = db.claim(queue)
         db.execute("SELECT awa.fail(%s, 'x', terminal => true)", job.receipt)
-    db.value("SELECT pg_sleep(0.6)")
-    db.rows("SELECT * FROM awa.maintain()")
-    assert db.state(ids["short"]) is None
+    def is_forgotten():
+        db.rows("SELECT * FROM awa.maintain()")
+        return db.state(ids["short"]) is None
+
+    wait_until(is_forgotten, 5)
     assert (db.state(ids["long"]), db.state(ids["default"])) == ("failed", "failed")
 
 

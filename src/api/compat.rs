@@ -1,13 +1,12 @@
 //! insert_jobs_compat_batch: jobs as columns.
 
-use core::iter;
 use std::collections::HashSet;
 
 use serde_json::Value;
 
 use super::access;
 use super::args::check_name;
-use super::produce::{MAX_JOBS, MAX_TAGS, check_max_attempts};
+use super::produce::{MAX_JOBS, MAX_TAGS, check_max_attempts, report};
 use crate::dispatch::batch;
 use crate::dispatch::enqueue::{NewJob, Unique, check_priority};
 use crate::domain::unique::{Mask, State};
@@ -71,16 +70,7 @@ fn insert_batch(call: &mut Call) -> Result<Returned> {
         }
         jobs.push(job);
     }
-    let enqueued = batch::enqueue_courteously(&jobs)?;
-    let mut rows = call.rows()?;
-    for (ord, job) in iter::zip(1_i64.., &enqueued) {
-        rows.push(&[
-            Some(ord.to_datum()),
-            Some(job.id.to_datum()),
-            Some(job.is_duplicate.to_datum()),
-        ])?;
-    }
-    Ok(Returned::Void)
+    report(call, &batch::enqueue_courteously(&jobs)?)
 }
 
 struct Batch {

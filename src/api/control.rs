@@ -4,7 +4,7 @@ use uuid::Uuid;
 
 use super::access;
 use super::args::required;
-use crate::dispatch::{self, seize};
+use crate::dispatch;
 use crate::error::{Error, Result};
 use crate::pg::call::{Call, Returned, sql_function};
 use crate::pg::datum::{Timestamp, ToDatum};
@@ -57,9 +57,8 @@ fn resume(call: &mut Call) -> Result<Returned> {
     let id = required(call.uuid(1), "halt_id")?;
     let resumed = controls::resume(&scope, id)?;
     // A halt that is younger than this transaction's snapshot.
-    if !resumed && seize::is_blind() && controls::read(&scope)?.is_some_and(|halt| halt.id == id) {
-        return Err(seize::not_serializable());
-    }
+    let in_force = || Ok(controls::read(&scope)?.is_some_and(|halt| halt.id == id));
+    xact::ensure_seen(resumed || !in_force()?)?;
     Ok(Returned::value(resumed))
 }
 

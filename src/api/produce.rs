@@ -1,5 +1,6 @@
 //! insert_job, insert_jobs.
 
+use core::iter;
 use std::collections::HashSet;
 
 use serde_json::{Map, Value};
@@ -7,7 +8,7 @@ use serde_json::{Map, Value};
 use super::access;
 use super::args::{check_name, options, required};
 use super::unique;
-use crate::dispatch::enqueue::{self, NewJob, check_priority};
+use crate::dispatch::enqueue::{self, Enqueued, NewJob, check_priority};
 use crate::error::{Error, Result, SqlState};
 use crate::pg::call::{Call, Returned, sql_function};
 use crate::pg::datum::{self, Datum, Json, ToDatum};
@@ -180,10 +181,13 @@ fn insert_jobs(call: &mut Call) -> Result<Returned> {
         }
         jobs.push(job);
     }
-    let enqueued = enqueue::enqueue(jobs)?;
+    report(call, &enqueue::enqueue(jobs)?)
+}
+
+/// What became of each job, in input order.
+pub(super) fn report(call: &mut Call, enqueued: &[Enqueued]) -> Result<Returned> {
     let mut rows = call.rows()?;
-    for (at, job) in enqueued.iter().enumerate() {
-        let ord = at as i64 + 1;
+    for (ord, job) in iter::zip(1_i64.., enqueued) {
         rows.push(&[
             Some(ord.to_datum()),
             Some(job.id.to_datum()),

@@ -7,6 +7,7 @@ use super::access;
 use super::args::{duration, options, required};
 use crate::dispatch;
 use crate::dispatch::close::{self, Closer};
+use crate::domain::dispatcher::Dispatcher;
 use crate::domain::entities::{Liveness, Runtime};
 use crate::domain::table::NIL;
 use crate::domain::undo::Act;
@@ -91,11 +92,16 @@ fn heartbeat(call: &mut Call) -> Result<Returned> {
     let now = xact::micros();
     let holding = call.i64_array(1)?;
     let mut rows = call.rows()?;
+    let is_alive =
+        |d: &mut Dispatcher<'_>, db| d.runtime(db, &id).is_some_and(|at| !d.runtimes[at].dead);
+    if !dispatch::with_open(is_alive)? {
+        return Err(dispatch::runtime_gone());
+    }
+    check_owner(&id)?;
     let alive = dispatch::with_open(|d, db| {
         d.runtime(db, &id).map(|at| (d.beat(at, now), d.runtimes[at].timeout))
     })?;
     let Some((true, timeout)) = alive else { return Err(dispatch::runtime_gone()) };
-    check_owner(&id)?;
     if let Some(holding) = holding {
         let mut known: Vec<i64> = holding.into_iter().flatten().collect();
         known.sort_unstable();

@@ -142,23 +142,9 @@ fn sub_abort(subxact: u32, _parent: u32) {
 /// A claim cannot be prepared: its items would be open to nobody. The rest is kept in
 /// shared memory until somebody learns how the prepared transaction ended.
 fn pre_prepare() -> Result<()> {
-    let (any, claims) = with_log(|log| {
-        let bound = |act: &Act| {
-            matches!(
-                act,
-                Act::Claim { .. }
-                    | Act::Register { .. }
-                    | Act::Deregister { .. }
-                    | Act::Rotate { .. }
-                    | Act::List { .. }
-                    | Act::Count { .. }
-                    | Act::Counted { .. }
-                    | Act::Truncate { .. }
-            )
-        };
-        (!log.is_empty(), log.entries().iter().any(|e| bound(&e.act)))
-    });
-    if claims {
+    let (any, bound) =
+        with_log(|log| (!log.is_empty(), log.entries().iter().any(|e| !e.act.may_be_prepared())));
+    if bound {
         return Err(Error::new(
             SqlState::FEATURE_NOT_SUPPORTED,
             "cannot PREPARE a transaction that has claimed jobs, registered a runtime or maintained segments",

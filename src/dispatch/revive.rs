@@ -37,9 +37,6 @@ pub fn retry(job_id: i64, may: impl Fn(&str) -> Result<()>) -> Result<()> {
         let Some(row) = done::find(job_id, Snapshot::SelfNow)? else { break };
         may(&row.queue)?;
         if done::delete(&[job_id])?.is_empty() {
-            if seize::is_blind() {
-                return Err(seize::not_serializable());
-            }
             continue;
         }
         if let Some(holder) = revive(vec![row], None)?.first().map(|(_, holder)| *holder) {
@@ -311,11 +308,7 @@ fn delete_finished(job_id: i64, state: jobs::State) -> Result<()> {
         },
     };
     if gone.is_empty() {
-        return Err(if seize::is_blind() {
-            seize::not_serializable()
-        } else {
-            seize::not_found(job_id)
-        });
+        return Err(seize::not_found(job_id));
     }
     forget(&[row]).map(|_| ())
 }

@@ -103,9 +103,7 @@ fn look_for(job_id: i64, cancelled: bool, takes_attempts: bool) -> Result<Option
             if !deferred::delete(job_id)? {
                 // Cancelled, or promoted, meanwhile.
                 misses += 1;
-                if misses >= LOOKS && is_blind() {
-                    return Err(not_serializable());
-                }
+                xact::ensure_seen(misses < LOOKS)?;
                 continue;
             }
             let act = |queue| Act::Defer {
@@ -224,16 +222,6 @@ pub(super) fn note_row(
     .map_err(capacity)?
     .then_some(())
     .ok_or_else(super::replaying)
-}
-
-/// 40001: what is there is not in the snapshot of this transaction.
-pub fn not_serializable() -> Error {
-    Error::new(SqlState(*b"40001"), "could not serialize access due to concurrent update")
-}
-
-/// Whether a row that was found but could not be deleted is out of this transaction's sight.
-pub fn is_blind() -> bool {
-    xact::isolation() != xact::Isolation::ReadCommitted
 }
 
 /// P0002.

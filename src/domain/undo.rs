@@ -124,6 +124,22 @@ impl Act {
         matches!(self, Self::Deregister { .. })
     }
 
+    /// Whether PREPARE TRANSACTION may leave the act to its doubt. A claim's items would be open
+    /// to nobody; runtimes are a session's; maintenance holds what a replay needs.
+    pub fn may_be_prepared(self) -> bool {
+        !matches!(
+            self,
+            Self::Claim { .. }
+                | Self::Register { .. }
+                | Self::Deregister { .. }
+                | Self::Rotate { .. }
+                | Self::List { .. }
+                | Self::Count { .. }
+                | Self::Counted { .. }
+                | Self::Truncate { .. }
+        )
+    }
+
     /// Whether replay restores what the act did from the rows that its transaction wrote.
     /// Other acts speak of what survives a rebuild.
     pub fn is_rebuilt(self) -> bool {

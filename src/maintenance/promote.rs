@@ -74,7 +74,7 @@ impl PromotedKeys {
         Ok(None)
     }
 
-    /// Whether the row with the totals of the queue is somebody else's for now.
+    /// Whether an open transaction of somebody else writes the row with the queue's totals.
     fn is_held(&mut self, queue: &str) -> Result<bool> {
         let held = match self.held.take() {
             Some(held) => held,

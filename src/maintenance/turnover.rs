@@ -28,22 +28,29 @@ const BLOCK_SIZE: u64 = 8192;
 thread_local! {
     /// Segments that were looked at in vain: not again while their `changes` are these, until
     /// a time, so that one that is held up holds up none of the others.
-    static PUT_OFF: Cell<[(u64, i64); SEGMENTS]> = const { Cell::new([(u64::MAX, 0); SEGMENTS]) };
+    static UNLISTED: Cell<PutOff> = const { Cell::new([(u64::MAX, 0); SEGMENTS]) };
+    static UNCOUNTED: Cell<PutOff> = const { Cell::new([(u64::MAX, 0); SEGMENTS]) };
+    static UNTRUNCATED: Cell<PutOff> = const { Cell::new([(u64::MAX, 0); SEGMENTS]) };
 }
+
+type PutOff = [(u64, i64); SEGMENTS];
+type Which = &'static std::thread::LocalKey<Cell<PutOff>>;
 
 /// After its rows contradicted each other, and after somebody held what was needed, microseconds.
 const FAULTY: i64 = 60_000_000;
-const HELD: i64 = 2_000_000;
+const HELD: i64 = 1_000_000;
+/// A producer may be waiting for room.
+const HELD_FROM_COUNTING: i64 = 100_000;
 
-fn put_off(segment: u8, seen: &Segment, pause: i64) {
-    let mut all = PUT_OFF.get();
+fn put_off(which: Which, segment: u8, seen: &Segment, pause: i64) {
+    let mut all = which.get();
     all[usize::from(segment)] = (seen.changes, xact::micros().saturating_add(pause));
-    PUT_OFF.set(all);
+    which.set(all);
 }
 
 /// Whether the segment may be looked at.
-fn may_look() -> impl Fn(u8, &Segment) -> bool {
-    let (all, now) = (PUT_OFF.get(), xact::micros());
+fn may_look(which: Which) -> impl Fn(u8, &Segment) -> bool {
+    let (all, now) = (which.get(), xact::micros());
     move |at, segment| {
         let (changes, until) = all[usize::from(at)];
         changes != segment.changes || now >= until
@@ -107,13 +114,13 @@ pub fn list(_context: &Context) -> Result<StepReport> {
     if !dispatch::is_open(db) {
         return Ok(StepReport { did: 0, next: pause });
     }
-    let may = may_look();
+    let may = may_look(&UNLISTED);
     let unlisted = dispatch::with(|d| d.segment_to_list(db, &may));
     let Some((segment, seen)) = unlisted else { return Ok(StepReport { did: 0, next: pause }) };
     let evidence = evidence::read(segment, Sight::Everything, Detail::None, i64::MAX)?;
     // On to the next one, at once.
     let put_off = |pause| {
-        put_off(segment, &seen, pause);
+        put_off(&UNLISTED, segment, &seen, pause);
         Ok(StepReport { did: 0, next: Some(Duration::ZERO) })
     };
     if !evidence.pending.is_empty() || !evidence.faults.is_empty() {
@@ -148,7 +155,7 @@ pub fn count(_context: &Context) -> Result<StepReport> {
     if !dispatch::is_open(db) {
         return Ok(pause);
     }
-    let may = may_look();
+    let may = may_look(&UNCOUNTED);
     let uncounted = dispatch::with(|d| {
         let asked = core::mem::replace(&mut d.base(db).count_due, false);
         let crowded = asked || d.queues.used() > d.queues.capacity() / 2;
@@ -157,7 +164,8 @@ pub fn count(_context: &Context) -> Result<StepReport> {
     let Some((segment, seen)) = uncounted else { return Ok(pause) };
     let evidence = evidence::read(segment, Sight::Everything, Detail::None, i64::MAX)?;
     if !evidence.faults.is_empty() || !count_ends(db, (segment, &seen), &evidence)? {
-        put_off(segment, &seen, if evidence.faults.is_empty() { HELD } else { FAULTY });
+        let pause = if evidence.faults.is_empty() { HELD_FROM_COUNTING } else { FAULTY };
+        put_off(&UNCOUNTED, segment, &seen, pause);
         return Ok(StepReport { did: 0, next: Some(Duration::ZERO) });
     }
     Ok(StepReport { did: 1, next: pause.next })
@@ -216,20 +224,24 @@ fn count_ends(db: Db, (segment, seen): (u8, &Segment), evidence: &Evidence) -> R
 /// Truncates a sealed segment of which nothing is left to keep.
 pub fn truncate(_context: &Context) -> Result<StepReport> {
     let db = dispatch::attach()?;
-    let mut did = 0;
-    if dispatch::is_open(db) {
-        let now = xact::micros();
-        let retention = guc::completed_retention().map(|kept| kept.as_micros() as i64);
-        let all = states(db);
-        // One a transaction: its locks go before the next one's are taken.
-        let finished = (0..SEGMENTS as u8)
-            .find(|segment| policy::looks_finished(&all[usize::from(*segment)], now, retention));
-        if let Some(segment) = finished {
-            did = u64::from(try_truncate(db, segment, &all[usize::from(segment)])?);
-        }
+    let breath = Duration::from_millis(50);
+    let pause = Some(guc::rotate_interval().min(LOOK).max(breath));
+    if !dispatch::is_open(db) {
+        return Ok(StepReport { did: 0, next: pause });
     }
-    let next = if did > 0 { Duration::ZERO } else { guc::rotate_interval().min(LOOK) };
-    Ok(StepReport { did, next: Some(next.max(Duration::from_millis(50))) })
+    let now = xact::micros();
+    let retention = guc::completed_retention().map(|kept| kept.as_micros() as i64);
+    let may = may_look(&UNTRUNCATED);
+    // One a transaction: its locks go before the next one's are taken.
+    let finished = (0..SEGMENTS as u8)
+        .zip(states(db))
+        .find(|(at, segment)| policy::looks_finished(segment, now, retention) && may(*at, segment));
+    let Some((segment, seen)) = finished else { return Ok(StepReport { did: 0, next: pause }) };
+    let did = try_truncate(db, segment, &seen)?;
+    if !did {
+        put_off(&UNTRUNCATED, segment, &seen, HELD);
+    }
+    Ok(StepReport { did: u64::from(did), next: Some(breath) })
 }
 
 /// Memory proposes, the tables prove: false, and nothing done, when they do not, or when a

@@ -125,6 +125,20 @@ unsafe extern "C-unwind" fn on_subxact(
     }
 }
 
+/// 40001 unless all rows could be deleted that were found as they are now: under a snapshot of
+/// the whole transaction, those are missed that are younger.
+pub fn ensure_seen(all: bool) -> Result<()> {
+    if all || isolation() == Isolation::ReadCommitted {
+        return Ok(());
+    }
+    Err(not_serializable())
+}
+
+/// 40001, as the server says it.
+pub fn not_serializable() -> Error {
+    Error::new(SqlState(*b"40001"), "could not serialize access due to concurrent update")
+}
+
 /// The session's lock_timeout; None: it waits for ever.
 pub fn lock_timeout() -> Option<Duration> {
     // SAFETY: a setting, in milliseconds.

@@ -9,6 +9,7 @@ use crate::pg::heap::{Row, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::spi::{self, Arg};
+use crate::pg::xact;
 
 use super::done::Done;
 
@@ -115,9 +116,12 @@ pub fn take(job_ids: &[i64]) -> Result<Vec<i64>> {
     delete_with(TAKE, job_ids)
 }
 
-/// Takes jobs out, and tells which, sorted: another transaction may have been faster.
+/// Takes jobs out that are there, and tells which, sorted: another transaction may have been
+/// faster.
 pub fn delete(job_ids: &[i64]) -> Result<Vec<i64>> {
-    delete_with(DELETE, job_ids)
+    let gone = delete_with(DELETE, job_ids)?;
+    xact::ensure_seen(gone.len() == job_ids.len())?;
+    Ok(gone)
 }
 
 fn delete_with(statement: &'static str, job_ids: &[i64]) -> Result<Vec<i64>> {

@@ -6,7 +6,7 @@ use crate::pg::datum::{Datum, Timestamp, ToDatum};
 use crate::pg::heap::{Row, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
-use crate::pg::spi;
+use crate::pg::{spi, xact};
 
 use super::body::Body;
 
@@ -137,9 +137,11 @@ pub fn read_until(
 const DELETE: &str = "
 DELETE FROM awa.done_entries WHERE job_id OPERATOR(pg_catalog.=) ANY ($1) RETURNING job_id";
 
-/// Takes jobs out, and tells which: another transaction may have been faster.
+/// Takes jobs out that are there, and tells which: another transaction may have been faster.
 pub fn delete(job_ids: &[i64]) -> Result<Vec<i64>> {
-    delete_with(DELETE, job_ids)
+    let gone = delete_with(DELETE, job_ids)?;
+    xact::ensure_seen(gone.len() == job_ids.len())?;
+    Ok(gone)
 }
 
 const TAKE: &str = "

@@ -41,7 +41,7 @@ pub fn read(name: &str) -> Result<Option<QueueRow>> {
 }
 
 /// How long a queue waits for room in memory, if the worker can make some, milliseconds.
-const ROOM: u32 = 2000;
+const ROOM: u32 = 5000;
 
 /// Makes sure that memory has the settings of a queue, and returns its index.
 pub fn ensure_loaded(name: &str) -> Result<(Db, u32)> {

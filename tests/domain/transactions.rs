@@ -141,16 +141,7 @@ impl World {
             return;
         }
         let at = self.dice.below(self.open.len());
-        let refused = |act| {
-            matches!(
-                act,
-                Act::Claim { .. }
-                    | Act::Register { .. }
-                    | Act::Deregister { .. }
-                    | Act::Rotate { .. }
-            )
-        };
-        if self.open[at].has(refused) {
+        if self.open[at].has(|act| !act.may_be_prepared()) {
             return;
         }
         // Doubts of subtransactions are settled one by one, and marks in no other order.

@@ -164,6 +164,11 @@ impl Dispatcher<'_> {
             before = after;
             after = self.releases[after].next;
         }
+        self.link_returned(lane, at, (before, after));
+    }
+
+    /// Puts a release between two of its lane's returned ones; NIL: there is none.
+    pub(super) fn link_returned(&mut self, lane: u32, at: u32, (before, after): (u32, u32)) {
         self.releases[at].next = after;
         if before == NIL {
             self.lanes[lane].returned = at;

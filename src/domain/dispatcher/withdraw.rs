@@ -309,15 +309,7 @@ impl Dispatcher<'_> {
             (before, next) = (next, entry.next);
         }
         self.releases[at].state = ReleaseState::Returned;
-        self.releases[at].next = next;
-        if before == NIL {
-            self.lanes[lane].returned = at;
-        } else {
-            self.releases[before].next = at;
-        }
-        if next == NIL {
-            self.lanes[lane].returned_tail = at;
-        }
+        self.link_returned(lane, at, (before, next));
     }
 
     /// Takes a release out of its lane, wherever it stands.
