@@ -41,6 +41,11 @@ pgrx::extension_sql_file!(
     name = "functions",
     requires = ["tables"]
 );
+pgrx::extension_sql_file!(
+    "../sql/install/40_clients.sql",
+    name = "clients",
+    requires = ["functions"]
+);
 pgrx::extension_sql_file!("../sql/install/90_access.sql", name = "access", finalize);
 
 #[cfg(feature = "pg_test")]

@@ -1004,6 +1004,16 @@ CREATE TABLE awa.queues (
 );
 SELECT pg_catalog.pg_extension_config_dump('awa.queues', '');
 
+-- The pauses in queues once more, under the view awa.queue_meta: clients of awa 0.6 upsert
+-- there, which takes a unique index and so no view that triggers write. Triggers keep it; not
+-- dumped, since restored rows of queues bring it back.
+CREATE TABLE awa.queue_pauses (
+    queue     text COLLATE "C" PRIMARY KEY,
+    paused    boolean NOT NULL DEFAULT false,
+    paused_at timestamptz,
+    paused_by text
+);
+
 -- Written by each transaction that uses a lane before its row is known to be
 -- durable, hence no unique constraint: equal duplicates are harmless and a
 -- producer never waits for another one.
@@ -1047,7 +1057,12 @@ CREATE TABLE awa.runtime_instances (
     client_addr       inet,
     registered_at     timestamptz NOT NULL,
     registered_by     regrole,
-    opts              jsonb NOT NULL
+    opts              jsonb NOT NULL,
+    -- what clients of awa 0.6 ask for
+    last_seen_at               timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    snapshot_interval_ms       bigint NOT NULL DEFAULT 10000,
+    queue_descriptor_hashes    jsonb NOT NULL DEFAULT '{}',
+    job_kind_descriptor_hashes jsonb NOT NULL DEFAULT '{}'
 );
 SELECT pg_catalog.pg_extension_config_dump('awa.runtime_instances', '');
 
@@ -1078,20 +1093,6 @@ CREATE TABLE awa.runtime_control_observations (
     PRIMARY KEY (scope, runtime)
 );
 
-CREATE TABLE awa.queue_descriptors (
-    queue      text PRIMARY KEY,
-    descriptor jsonb NOT NULL,
-    updated_at timestamptz NOT NULL
-);
-SELECT pg_catalog.pg_extension_config_dump('awa.queue_descriptors', '');
-
-CREATE TABLE awa.job_kind_descriptors (
-    kind       text PRIMARY KEY,
-    descriptor jsonb NOT NULL,
-    updated_at timestamptz NOT NULL
-);
-SELECT pg_catalog.pg_extension_config_dump('awa.job_kind_descriptors', '');
-
 -- Who may do what on which queue; regrole survives a rename and a dump.
 CREATE TABLE awa.queue_acl (
     role    regrole NOT NULL,
@@ -1100,12 +1101,6 @@ CREATE TABLE awa.queue_acl (
     PRIMARY KEY (role, profile, queue)
 );
 SELECT pg_catalog.pg_extension_config_dump('awa.queue_acl', '');
-
-CREATE TABLE awa.schema_version (
-    version     int PRIMARY KEY,
-    description text NOT NULL,
-    applied_at  timestamptz NOT NULL
-);
 
 -- Not dumped: it tells a copy made by CREATE DATABASE ... TEMPLATE (same system,
 -- other database: starts paused) from a restored dump (no row).

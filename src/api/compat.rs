@@ -2,20 +2,16 @@
 
 use std::collections::HashSet;
 
-use serde_json::Value;
-
 use super::access;
-use super::args::check_name;
-use super::produce::{MAX_JOBS, MAX_TAGS, check_max_attempts, report};
+use super::compat_job::{Given, Tags};
+use super::produce::{MAX_JOBS, report};
 use crate::dispatch::batch;
-use crate::dispatch::enqueue::{NewJob, Unique, check_priority};
-use crate::domain::unique::{Mask, State};
-use crate::error::{Error, Result, SqlState};
+use crate::dispatch::enqueue::NewJob;
+use crate::error::{Error, Result};
 use crate::pg::call::{Call, Returned, sql_function};
-use crate::pg::datum::{self, Datum, Element, Json, ToDatum};
+use crate::pg::datum::{self, Datum, Element};
 use crate::pg::{catalog, xact};
 use crate::store::acl::Profile;
-use crate::store::body::Body;
 
 sql_function!(awa_insert_jobs_compat_batch, insert_batch);
 
@@ -119,78 +115,20 @@ impl Batch {
     }
 
     fn job(&self, at: usize, kind: Option<String>) -> Result<NewJob> {
-        let kind =
-            kind.ok_or_else(|| Error::new(SqlState::NOT_NULL_VIOLATION, "kind must not be null"))?;
-        let queue = self.queues.at(at).unwrap_or_else(|| "default".to_owned());
-        check_name(&kind, "job kind")?;
-        check_name(&queue, "queue name")?;
-        let priority = self.priorities.at(at).map(|p| check_priority(p.into())).transpose()?;
-        let max_attempts =
-            self.max_attempts.at(at).map(|max| check_max_attempts(max.into())).transpose()?;
-        let tags = self.tags.at(at).map(read_tags).transpose()?;
-        let state = self.states.at(at).map(read_state).transpose()?;
-        let unique = match (self.unique_keys.at(at), self.unique_states.at(at)) {
-            (Some(key), Some(states)) => Some(Unique {
-                key,
-                mask: Mask(states.0),
-                is_strict: !self.skips_conflicts,
-                replace: None,
-                throttle: None,
-            }),
-            // A key without states is not unique.
-            _ => None,
-        };
-        Ok(NewJob {
-            queue,
-            priority,
-            max_attempts,
+        let given = Given {
+            kind,
+            queue: self.queues.at(at),
+            args: self.args.at(at),
+            state: self.states.at(at),
+            priority: self.priorities.at(at),
+            max_attempts: self.max_attempts.at(at),
             run_at: self.run_ats.at(at).map(|at| at.0),
-            state: Some(state.unwrap_or(State::Available)),
-            unique,
-            body: Body {
-                created_at: 0,
-                run_at: None,
-                expires_at: None,
-                attempts: 0,
-                max_attempts: 0,
-                kind: kind.to_datum(),
-                args: plain(self.args.at(at)).unwrap_or_else(|| Json("{}").to_datum()),
-                metadata: plain(self.metadata.at(at)),
-                tags: tags.map(|tags| datum::text_array(&tags)),
-                unique_key: None,
-                unique_states: None,
-                ordering_key: self.ordering_keys.at(at).map(|key| key.as_slice().to_datum()),
-                concurrency_key: None,
-                attempt_deadline: None,
-                history: None,
-            },
-        })
+            metadata: self.metadata.at(at),
+            tags: self.tags.at(at).map(Tags::Json),
+            unique_key: self.unique_keys.at(at),
+            unique_states: self.unique_states.at(at),
+            ordering_key: self.ordering_keys.at(at),
+        };
+        given.into_job(!self.skips_conflicts)
     }
-}
-
-/// Detoasted, since it is written to a table of ours.
-fn plain(value: Option<Datum>) -> Option<Datum> {
-    value.map(datum::own_plain)
-}
-
-fn read_state(value: Datum) -> Result<State> {
-    let label = catalog::enum_label(value).unwrap_or_default();
-    match State::from_label(&label) {
-        Some(state @ (State::Available | State::Scheduled | State::Retryable)) => Ok(state),
-        _ => Err(Error::invalid(format!("a job cannot begin in state \"{label}\""))
-            .hint("It can be available, scheduled or retryable.")),
-    }
-}
-
-fn read_tags(value: Datum) -> Result<Vec<String>> {
-    let wrong = || Error::invalid("tags must be arrays of texts");
-    let json: Value = serde_json::from_str(&datum::own_json_text(value)).map_err(|_| wrong())?;
-    let tags = json.as_array().ok_or_else(wrong)?;
-    if tags.len() > MAX_TAGS {
-        return Err(Error::new(
-            SqlState::CHECK_VIOLATION,
-            format!("a job must have at most {MAX_TAGS} tags"),
-        ));
-    }
-    tags.iter().map(|tag| tag.as_str().map(str::to_owned).ok_or_else(wrong)).collect()
 }

@@ -99,6 +99,15 @@ fn deadline(job: &Job) -> Option<i64> {
 }
 
 pub fn push(rows: &mut Rows, job: &Job, now: i64) -> Result<()> {
+    rows.push(&row(job, now)?)
+}
+
+/// How many columns `awa.jobs` has, and one of them.
+pub const COLUMNS: usize = 27;
+pub const ERRORS: usize = 14;
+
+/// A job as a row of `awa.jobs`.
+pub fn row(job: &Job, now: i64) -> Result<[Option<Datum>; COLUMNS]> {
     let time = |at: Option<i64>| at.filter(|at| *at != i64::MAX).map(|at| Timestamp(at).to_datum());
     let body = &job.body;
     let errors = (!job.errors.is_empty()).then(|| {
@@ -117,7 +126,7 @@ pub fn push(rows: &mut Rows, job: &Job, now: i64) -> Result<()> {
         }
         None => metadata,
     };
-    rows.push(&[
+    Ok([
         Some(job.job_id.to_datum()),
         Some(body.kind),
         Some(job.queue.as_str().to_datum()),

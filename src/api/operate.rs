@@ -98,8 +98,7 @@ fn foreign_rows(call: &mut Call) -> Result<Returned> {
 
 /// A restored row of a segment takes the place of the one that the worker wrote.
 fn replace_segment(call: &mut Call) -> Result<Returned> {
-    trigger::ensure(call)?;
-    let row = trigger::new_row(call)?;
+    let row = trigger::row(call)?;
     if !spi::is_own()
         && let Some(segment) = row.i16(1)
     {

@@ -89,10 +89,14 @@ pub(super) fn forget_written_lanes() {
 }
 
 /// Enqueues jobs and returns their ids in order. All or none: an error leaves nothing.
-pub fn enqueue(mut jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
+pub fn enqueue(jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
+    enqueue_at(xact::micros(), jobs)
+}
+
+/// The same; `now` becomes their `created_at`.
+pub fn enqueue_at(now: i64, mut jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
     xact::ensure_writable("awa.insert_job()")?;
     let db = attach()?;
-    let now = xact::micros();
     // Before anything else: nobody waits for us while we wait for a key.
     let keyed = take_keys(db, now, &mut jobs)?;
     begin_write(db)?;

@@ -245,6 +245,34 @@ impl Call {
         self.datums(i, Element::JSONB)
     }
 
+    /// The value of a function that returns one row.
+    pub fn row(&self, values: &[Option<Datum>]) -> Result<Datum> {
+        let mut descriptor = ptr::null_mut();
+        // SAFETY: `fcinfo` is that of a running call (funcapi.c).
+        let class =
+            unsafe { pg_sys::get_call_result_type(self.fcinfo, ptr::null_mut(), &mut descriptor) };
+        if class != pg_sys::TypeFuncClass::TYPEFUNC_COMPOSITE || descriptor.is_null() {
+            return Err(Error::internal("function returns no row"));
+        }
+        // SAFETY: a composite result has a descriptor.
+        let width = usize::try_from(unsafe { (*descriptor).natts }).unwrap_or(0);
+        if values.len() != width {
+            return Err(Error::internal(format!(
+                "function returns a row of {width} columns, not of {}",
+                values.len()
+            )));
+        }
+        let mut nulls: Vec<bool> = values.iter().map(Option::is_none).collect();
+        let mut values: Vec<Datum> = values.iter().map(|v| v.unwrap_or(Datum::null())).collect();
+        // SAFETY: as many values as the descriptor has columns, of its types.
+        unsafe {
+            let descriptor = pg_sys::BlessTupleDesc(descriptor);
+            let tuple =
+                pg_sys::heap_form_tuple(descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
+            Ok(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))
+        }
+    }
+
     /// Makes a set-returning function give its rows at once (materialize mode): push
     /// them, then return `Returned::Void`. For SETOF of a scalar push rows of one.
     pub fn rows(&mut self) -> Result<Rows> {

@@ -119,6 +119,14 @@ pub fn own_bits8(datum: Datum) -> Bits8 {
     unsafe { FromDatum::from_datum(datum) }
 }
 
+/// How many bits a bit string has.
+pub fn own_bit_count(datum: Datum) -> i32 {
+    // SAFETY: of an argument whose declared type is `bit`: its length in bits, its bytes
+    // (varbit.h).
+    let bytes: Vec<u8> = unsafe { FromDatum::from_datum(datum) };
+    bytes.first_chunk().map_or(0, |length| i32::from_ne_bytes(*length))
+}
+
 /// A varlena argument in plain form: detoasted, so that it may be written to a table.
 pub fn own_plain(datum: Datum) -> Datum {
     // SAFETY: of an argument whose declared type is a varlena.

@@ -45,9 +45,18 @@ impl Profile {
         }
     }
 
-    /// Whether the views are for it.
-    fn may_read(self) -> bool {
-        matches!(self, Self::Reader | Self::Operator)
+    /// What a role with the profile may do with a view. To write to one is to call a function,
+    /// which has the last word; a producer has SELECT where a client looks or RETURNING asks,
+    /// not the functions by which these views read.
+    fn may_use(self, view: &str) -> Option<&'static str> {
+        match (self, view) {
+            (Self::Producer, "jobs") => Some("INSERT, SELECT"),
+            (Self::Producer, "schema_version" | "queue_state_counts") => Some("SELECT"),
+            (Self::Operator, "jobs") => Some("SELECT, INSERT, UPDATE, DELETE"),
+            (Self::Operator, "queue_meta") => Some("SELECT, INSERT, UPDATE"),
+            (Self::Reader | Self::Operator, _) => Some("SELECT"),
+            _ => None,
+        }
     }
 
     fn is_named(self, name: &str) -> bool {
@@ -62,8 +71,14 @@ impl Profile {
     }
 }
 
-const PRODUCE: &[&str] =
-    &["insert_job", "insert_jobs", "insert_jobs_compat_batch", "insert_job_compat", "get_result"];
+const PRODUCE: &[&str] = &[
+    "insert_job",
+    "insert_jobs",
+    "insert_jobs_compat_batch",
+    "insert_job_compat",
+    "get_result",
+    "refresh_admin_metadata",
+];
 
 const WORK: &[&str] = &[
     "register_runtime",
@@ -107,18 +122,29 @@ const READ: &[&str] = &[
     "dump_job",
     "job_attempts",
     "get_result",
+    "may_read",
     "next_fires",
+    "recompute_dirty_admin_metadata",
+    "refresh_admin_metadata",
     "runtime_control_status",
+    "storage_status",
     "preview_batch_operation",
 ];
 
-/// For the owner and superusers; the last three are called by triggers and the install script.
+/// For the owner and superusers; but for the first three, triggers and the install script call
+/// them.
 const RESERVED: &[&str] = &[
     "grant_access",
     "revoke_access",
     "rebuild",
     "foreign_rows",
     "replace_segment",
+    "write_jobs_view",
+    "write_queue_meta",
+    "show_pause",
+    "mark_dirty_keys_insert",
+    "mark_dirty_keys_update",
+    "mark_dirty_keys_delete",
     "require_preload",
 ];
 
@@ -167,7 +193,8 @@ WHERE pronamespace OPERATOR(pg_catalog.=) 'awa'::pg_catalog.regnamespace
 ORDER BY 1";
 
 const VIEWS: &str = "
-SELECT oid::pg_catalog.regclass::pg_catalog.text FROM pg_catalog.pg_class
+SELECT relname::pg_catalog.text, oid::pg_catalog.regclass::pg_catalog.text
+FROM pg_catalog.pg_class
 WHERE relnamespace OPERATOR(pg_catalog.=) 'awa'::pg_catalog.regnamespace
   AND relkind OPERATOR(pg_catalog.=) 'v'
 ORDER BY 1";
@@ -204,11 +231,15 @@ pub fn grant(role: &str, profile: Profile, patterns: &[String]) -> Result<()> {
         })?;
         let routines: Vec<String> = routines.into_iter().flatten().collect();
         spi.command(&format!("GRANT USAGE ON SCHEMA awa TO {quoted}"))?;
+        // Who makes a table with a column of the type needs it: clients stage jobs in one.
+        spi.command(&format!("GRANT USAGE ON TYPE awa.job_state TO {quoted}"))?;
         spi.command(&format!("GRANT EXECUTE ON ROUTINE {} TO {quoted}", routines.join(", ")))?;
-        if profile.may_read() {
-            let views: Vec<String> =
-                spi.query(VIEWS, &[])?.collect(|row| Ok(row.text(1).unwrap_or_default()))?;
-            spi.command(&format!("GRANT SELECT ON {} TO {quoted}", views.join(", ")))?;
+        let views = spi.query(VIEWS, &[])?.collect(|row| {
+            let name = row.text(1).unwrap_or_default();
+            Ok(profile.may_use(&name).map(|acts| (acts, row.text(2).unwrap_or_default())))
+        })?;
+        for (acts, view) in views.into_iter().flatten() {
+            spi.command(&format!("GRANT {acts} ON {view} TO {quoted}"))?;
         }
         Ok(())
     })
@@ -219,7 +250,12 @@ pub fn revoke(role: &str) -> Result<()> {
     let (oid, quoted) = find_role(role)?;
     spi::as_owner(|spi| {
         spi.execute(DELETE, &[Arg::of(i64::from(oid))])?;
-        for objects in ["ALL ROUTINES IN SCHEMA awa", "ALL TABLES IN SCHEMA awa", "SCHEMA awa"] {
+        for objects in [
+            "ALL ROUTINES IN SCHEMA awa",
+            "ALL TABLES IN SCHEMA awa",
+            "TYPE awa.job_state",
+            "SCHEMA awa",
+        ] {
             spi.command(&format!("REVOKE ALL ON {objects} FROM {quoted}"))?;
         }
         Ok(())

@@ -17,6 +17,7 @@ pub mod history;
 pub mod jobs;
 pub mod lanes;
 pub mod outcome;
+pub mod pauses;
 pub mod queues;
 pub mod recoveries;
 pub mod runtimes;
