@@ -4,6 +4,7 @@
 pub mod acl;
 pub mod attempts;
 pub mod body;
+pub mod changes;
 pub mod chunks;
 pub mod claims;
 pub mod closures;
