@@ -29,6 +29,8 @@ class Job:
     asked: bool = False
     # Given back a moment ago: it shows the state it waits in, then available.
     soon: str | None = None
+    # Claims in a row that rolled back: after three of them it has to wait a while.
+    rollbacks: int = 0
     letter: bool = False
     errors: list = field(default_factory=list)
     result: object = None
@@ -39,8 +41,14 @@ class Job:
         """Those that a reader may see."""
         return {self.state, self.soon} - {None}
 
+    @property
+    def is_sure(self):
+        """Whether a claim must not miss it."""
+        return self.soon is None and self.rollbacks < 3
+
     def stop_running(self, state):
         self.state, self.token, self.asked, self.session = state, None, False, None
+        self.rollbacks = 0
         if state == "completed":
             self.progress = None
 
@@ -76,10 +84,13 @@ class Life:
     def undo(self, session):
         """Back to the innermost savepoint, or to the beginning."""
         for job_id, before in self.frames[session][-1].items():
+            after = self.jobs[job_id]
             if before is None:
                 del self.jobs[job_id]
-            else:
-                self.jobs[job_id] = before
+                continue
+            if before.state == "available" and after.receipt != before.receipt:
+                before.rollbacks = after.rollbacks + 1
+            self.jobs[job_id] = before
         self.frames[session][-1].clear()
         self.pending[session][-1].clear()
 
@@ -153,7 +164,7 @@ class Life:
         """The jobs that a claim may give, and those among them that it must not miss."""
         may = [job for job in self.jobs.values()
                if job.queue == queue and job.state == "available" and self.owner(job) is None]
-        return may, [job for job in may if job.soon is None]
+        return may, [job for job in may if job.is_sure]
 
     def by_receipt(self, session, receipt):
         """The running job of a receipt, or None: it is stale for this session."""

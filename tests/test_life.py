@@ -192,7 +192,7 @@ class World:
             job = by_id.pop(job_id)
             assert all(receipt > earlier for earlier in life.receipts), "receipts grow"
             better = [other for other in by_id.values()
-                      if other.soon is None and other.priority < priority]
+                      if other.is_sure and other.priority < priority]
             assert not better, f"job {job_id} before {better}"
             life.claim(session, job, receipt, runtime)
             assert (attempt, max_attempts, args, priority) == (
@@ -256,9 +256,9 @@ class World:
         found = [self.any_receipt(session) for _ in range(self.dice.randint(0, 3))]
         distinct = dict(pair for pair in found if pair)
         good = [job for job in distinct.values() if job]
-        self.expect(
-            session, len(good), "SELECT awa.release(%s::bigint[])", list(distinct)
-        )
+        # Those that were asked to stop are cancelled.
+        back = sum(not job.asked for job in good)
+        self.expect(session, back, "SELECT awa.release(%s::bigint[])", list(distinct))
         for job in good:
             self.life.give_back(session, job, "available")
 
@@ -411,11 +411,15 @@ class World:
             self.revive(session, job)
 
     def retry_parked(self, session, job):
-        """Later than a request to stop, if there was one: that is taken back."""
-        self.expect(session, "available", "SELECT awa.retry_job(%s)::text", job.job_id)
-        self.life.touch(session, job)
-        job.stop_running("available")
-        job.attempt = 0
+        """As any end but completion: cancelled, if it was asked to stop."""
+        expected = "cancelled" if job.asked else "available"
+        self.expect(session, expected, "SELECT awa.retry_job(%s)::text", job.job_id)
+        if job.asked:
+            self.life.end(session, job, "cancelled")
+        else:
+            self.life.touch(session, job)
+            job.stop_running("available")
+            job.attempt = 0
 
     def dlq_retry(self, session):
         if (job := self.any_job(session)) is None or (free := self.key_is_free(job)) is None:

@@ -13,6 +13,7 @@ pub mod deferred;
 pub mod dlq;
 pub mod done;
 pub mod epochs;
+pub mod errors;
 pub mod evidence;
 pub mod history;
 pub mod jobs;
