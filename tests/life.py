@@ -89,7 +89,7 @@ class Life:
                 del self.jobs[job_id]
                 continue
             if before.state == "available" and after.receipt != before.receipt:
-                before.rollbacks = after.rollbacks + 1
+                before.rollbacks += 1
             self.jobs[job_id] = before
         self.frames[session][-1].clear()
         self.pending[session][-1].clear()
