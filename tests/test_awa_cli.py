@@ -100,6 +100,26 @@ def test_pause_and_resume(db):
     assert len(db.claim("q")) == 1
 
 
+def test_storage_status(db):
+    db.execute("SELECT awa.register_runtime('w', 'heartbeat')")
+    status = json.loads(re.search(r"\{.*\}", awa(db, "storage", "status"), re.S)[0])
+    assert status["state"] == "active" and status["active_engine"] == "queue_storage"
+
+
+def test_as_a_reader_of_one_queue(db):
+    db.insert(1, queue="q")
+    db.insert(1, queue="r")
+    db.execute("SELECT awa.pause_queue('r')")
+    name = f"reader_{db.name}"
+    db.execute(f"CREATE ROLE {name} LOGIN")
+    db.execute("SELECT awa.grant_access(%s, 'reader', '{q}')", name)
+    assert [row[0] for row in rows(awa(db, "queue", "stats", user=name))] == ["q"]
+    assert len(listed(awa(db, "job", "list", user=name))) == 1
+    awa(db, "queue", "pause", "q", user=name, fails=True)
+    db.execute("SELECT awa.revoke_access(%s)", name)
+    db.execute(f"DROP ROLE {name}")
+
+
 def test_as_an_operator_of_one_queue(db, operator):
     (job,) = db.insert(1, queue="q")
     (hidden,) = db.insert(1, queue="r")
@@ -112,6 +132,7 @@ def test_as_an_operator_of_one_queue(db, operator):
     assert len(db.claim("q")) == 1
     assert "permission denied" in awa(db, "queue", "pause", "r", user=operator, fails=True)
     awa(db, "migrate", user=operator)
+    assert [row[0] for row in rows(awa(db, "queue", "stats", user=operator))] == ["q"]
 
 
 def test_what_it_cannot_do_here(db):

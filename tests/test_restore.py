@@ -65,6 +65,7 @@ def test_every_state_survives_a_restore(own_db, new_server, way):
     assert copy.rows(JOBS) == jobs
     copy.check()
     assert not copy.claim("p")
+    assert copy.rows("SELECT queue, paused FROM awa.queue_meta") == [("p", True)]
     assert copy.value("SELECT awa.insert_job('k', queue => 'a', unique_key => 'u')") == last
     new = copy.insert(1, queue="a")[0]
     assert new > max([*ids, last])

@@ -49,6 +49,7 @@ CREATE TABLE awa.lease_claim_batches_0 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -100,6 +101,7 @@ CREATE TABLE awa.lease_claim_batches_1 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -151,6 +153,7 @@ CREATE TABLE awa.lease_claim_batches_2 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -202,6 +205,7 @@ CREATE TABLE awa.lease_claim_batches_3 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -253,6 +257,7 @@ CREATE TABLE awa.lease_claim_batches_4 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -304,6 +309,7 @@ CREATE TABLE awa.lease_claim_batches_5 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -355,6 +361,7 @@ CREATE TABLE awa.lease_claim_batches_6 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -406,6 +413,7 @@ CREATE TABLE awa.lease_claim_batches_7 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -457,6 +465,7 @@ CREATE TABLE awa.lease_claim_batches_8 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -508,6 +517,7 @@ CREATE TABLE awa.lease_claim_batches_9 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -559,6 +569,7 @@ CREATE TABLE awa.lease_claim_batches_10 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -610,6 +621,7 @@ CREATE TABLE awa.lease_claim_batches_11 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -661,6 +673,7 @@ CREATE TABLE awa.lease_claim_batches_12 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -712,6 +725,7 @@ CREATE TABLE awa.lease_claim_batches_13 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -763,6 +777,7 @@ CREATE TABLE awa.lease_claim_batches_14 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -814,6 +829,7 @@ CREATE TABLE awa.lease_claim_batches_15 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -916,14 +932,15 @@ CREATE TABLE awa.dlq_entries (
 CREATE INDEX dlq_entries_dlq_at ON awa.dlq_entries (dlq_at);
 SELECT pg_catalog.pg_extension_config_dump('awa.dlq_entries', '');
 
--- How many dead letters each queue has: the sum of what every transaction appended. Nobody
--- waits for anybody, and to count costs no more than a row a queue: the worker sums up.
-CREATE TABLE awa.dlq_changes (
-    change uuid PRIMARY KEY DEFAULT pg_catalog.gen_random_uuid(),
-    queue  text COLLATE "C" NOT NULL,
-    jobs   bigint NOT NULL              -- that came; less than zero: that went
+-- What no segment tells of a queue: the sum of what every transaction appended. Nobody waits
+-- for anybody, and to count costs no more than a row a queue: the worker sums up.
+CREATE TABLE awa.queue_changes (
+    change    uuid PRIMARY KEY DEFAULT pg_catalog.gen_random_uuid(),
+    queue     text COLLATE "C" NOT NULL,
+    letters   bigint NOT NULL,          -- dead letters that came; less than zero: that went
+    cancelled bigint NOT NULL           -- jobs cancelled while they were in no segment
 );
-SELECT pg_catalog.pg_extension_config_dump('awa.dlq_changes', '');
+SELECT pg_catalog.pg_extension_config_dump('awa.queue_changes', '');
 
 CREATE TABLE awa.job_unique_claims (
     unique_key bytea CONSTRAINT idx_awa_jobs_unique PRIMARY KEY,
@@ -1047,24 +1064,24 @@ CREATE TABLE awa.boot_epochs (
 );
 SELECT pg_catalog.pg_extension_config_dump('awa.boot_epochs', '');
 
-CREATE TABLE awa.runtime_instances (
+-- Who works, and who did until a day ago. A row is written when a runtime registers and when
+-- it has ended, never in between: what changes meanwhile is in memory. The view
+-- awa.runtime_instances shows both.
+CREATE TABLE awa.runtimes (
     runtime           uuid PRIMARY KEY,
     name              text,
     liveness          text NOT NULL CHECK (liveness IN ('session', 'heartbeat')),
     heartbeat_timeout interval,
-    host              text,
-    pid               int,
+    host              text NOT NULL,
+    pid               int NOT NULL,
     client_addr       inet,
     registered_at     timestamptz NOT NULL,
     registered_by     regrole,
     opts              jsonb NOT NULL,
-    -- what clients of awa 0.6 ask for
-    last_seen_at               timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-    snapshot_interval_ms       bigint NOT NULL DEFAULT 10000,
-    queue_descriptor_hashes    jsonb NOT NULL DEFAULT '{}',
-    job_kind_descriptor_hashes jsonb NOT NULL DEFAULT '{}'
+    ended_at          timestamptz
 );
-SELECT pg_catalog.pg_extension_config_dump('awa.runtime_instances', '');
+CREATE INDEX runtimes_ended_at ON awa.runtimes (ended_at);
+SELECT pg_catalog.pg_extension_config_dump('awa.runtimes', '');
 
 CREATE TABLE awa.recovery_epochs (
     namespace text NOT NULL,
