@@ -179,6 +179,15 @@ def everything(conn):
     assert conn.value("SELECT state::text FROM awa.get_job(%s)", job_id) == "completed"
     assert conn.value("SELECT pg_catalog.count(*) FROM awa.jobs") == 3
     assert conn.value("SELECT completed_total FROM awa.queue_stats WHERE queue OPERATOR(pg_catalog.=) 'default'") == 1
+    conn.rows("SELECT (awa.insert_job_compat('k', 'c')).id")
+    conn.execute("INSERT INTO awa.jobs (kind, queue) VALUES ('k', 'c')")
+    conn.execute("DELETE FROM awa.jobs WHERE id OPERATOR(pg_catalog.=) 0")
+    conn.execute(
+        "INSERT INTO awa.queue_meta (queue, paused) VALUES ('c', true)"
+        " ON CONFLICT (queue) DO UPDATE SET paused = true"
+    )
+    assert conn.value("SELECT paused FROM awa.queue_meta WHERE paused_by IS NULL AND paused") is True
+    assert len(conn.rows("SELECT queue, available FROM awa.queue_state_counts")) >= 2
     conn.rows("SELECT step, did, took::text FROM awa.maintain()")
     broken = [row for row in conn.rows("SELECT invariant, ok, detail FROM awa.check()") if not row[1]]
     assert broken == []
