@@ -330,6 +330,12 @@ RETURNS TABLE (
     observed_at timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_runtime_control_status';
 
+CREATE FUNCTION awa.ensure_claim_batch_job_index(claim_slot int)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'awa_ensure_claim_batch_job_index';
+COMMENT ON FUNCTION awa.ensure_claim_batch_job_index IS
+    'Makes the index that finds the claims of one job in a segment that stays';
+
 CREATE FUNCTION awa.maintain()
 RETURNS TABLE (step text, did bigint, took interval)
 LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_maintain';

@@ -57,3 +57,21 @@ pub fn looks_finished(segment: &Segment, now: i64, retention: Option<i64>) -> bo
         && segment.in_flight == 0
         && now.saturating_sub(segment.last_end.max(segment.since)) >= retention
 }
+
+/// What is finished is given back within this time; what is kept longer moves elsewhere.
+pub const LONGEST_STAY: i64 = 3_600_000_000;
+
+/// How long after it was sealed a segment ought to be gone: some turns, and the retention of
+/// completed jobs.
+pub fn patience(rotate_interval: i64, retention: Option<i64>) -> i64 {
+    let kept = retention.unwrap_or(i64::MAX).min(LONGEST_STAY);
+    kept.saturating_add(rotate_interval.saturating_mul(2))
+}
+
+/// Whether a segment is past that.
+pub fn stays(segment: &Segment, now: i64, patience: i64) -> bool {
+    segment.state == SegmentState::Sealed
+        && segment.listed
+        && segment.in_flight == 0
+        && now.saturating_sub(segment.since) >= patience
+}

@@ -19,7 +19,7 @@ use crate::pg::{guc, heap, lock, spi, xact};
 use crate::store::evidence::{self, Detail, Ends, Evidence, Sight};
 use crate::store::segments::Summary;
 use crate::store::unique::{self, Keys};
-use crate::store::{lanes, queues, segments};
+use crate::store::{claim_index, lanes, queues, segments};
 
 /// How often finished segments are looked for.
 const LOOK: Duration = Duration::from_secs(1);
@@ -97,6 +97,7 @@ pub fn rotate(context: &Context) -> Result<StepReport> {
     );
     let pause = Some(interval.clamp(Duration::from_millis(100), LOOK));
     let Some(next) = next else { return Ok(StepReport { did: 0, next: pause }) };
+    claim_index::drop_own(next)?;
     dispatch::reserve_log(1)?;
     segments::rotate(next)?;
     let subxact = xact::current_subxact();

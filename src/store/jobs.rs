@@ -86,7 +86,8 @@ fn carried(body: &Body) -> Option<Datum> {
 /// The history of a job with the errors of its attempts in its segment, which are in no body
 /// yet.
 pub fn errors_so_far(segment: u8, placed: &Placed) -> Result<Option<Datum>> {
-    let evidence = evidence::read_job(segment, Snapshot::SelfNow, placed.position)?;
+    let evidence =
+        evidence::read_job(segment, Snapshot::SelfNow, placed.job_id(), placed.position)?;
     let ends = evidence.attempts.get(&placed.position).map_or(&[][..], Vec::as_slice);
     let mut history = placed.body.history;
     for end in ends {
@@ -232,7 +233,12 @@ pub fn of_tables(snapshot: Snapshot, take: &mut impl FnMut(Job) -> Result<bool>)
 pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Job>> {
     for segment in 0..SEGMENTS as u8 {
         for placed in body::find(segment, job_id, snapshot)? {
-            let evidence = evidence::read_job(segment, snapshot, placed.position)?;
+            let evidence = evidence::read_job(segment, snapshot, job_id, placed.position)?;
+            // A segment that was emptied meanwhile says nothing of its jobs any more.
+            let same = |again: &Placed| again.position == placed.position;
+            if !body::find(segment, job_id, snapshot)?.iter().any(same) {
+                continue;
+            }
             let lanes = lanes::read_all(snapshot)?;
             let note = |receipt| attempts::read(job_id, receipt, snapshot);
             let open = by_position(&evidence);

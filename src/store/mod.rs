@@ -5,6 +5,7 @@ pub mod acl;
 pub mod attempts;
 pub mod body;
 pub mod chunks;
+pub mod claim_index;
 pub mod claims;
 pub mod closures;
 pub mod controls;

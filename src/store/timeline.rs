@@ -30,7 +30,7 @@ pub fn attempts(job_id: i64, snapshot: Snapshot) -> Result<Vec<Attempt>> {
     let mut told = Vec::new();
     for segment in 0..SEGMENTS as u8 {
         for placed in body::find(segment, job_id, snapshot)? {
-            let mut evidence = evidence::read_job(segment, snapshot, placed.position)?;
+            let mut evidence = evidence::read_job(segment, snapshot, job_id, placed.position)?;
             let ends = evidence.attempts.remove(&placed.position).unwrap_or_default();
             attempts.extend(ends.into_iter().map(of_end));
             attempts.extend(open(&evidence, placed.position));
