@@ -116,6 +116,7 @@ FUNCTIONS = {
     "recover": (
         "epoch text, opts jsonb", "TABLE(ran boolean, orphaned bigint, rescued bigint)"
     ),
+    "ensure_claim_batch_job_index": ("claim_slot integer", "boolean"),
     "maintain": ("", "TABLE(step text, did bigint, took interval)"),
     "check": ("", "TABLE(invariant text, ok boolean, detail text)"),
     "rebuild": ("", "void"),

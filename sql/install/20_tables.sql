@@ -905,6 +905,34 @@ CREATE TABLE awa.done_entries (
 CREATE INDEX done_entries_finalized_at ON awa.done_entries (finalized_at);
 SELECT pg_catalog.pg_extension_config_dump('awa.done_entries', '');
 
+-- Completed jobs that are kept for longer than their segment is there.
+CREATE TABLE awa.completed_entries (
+    job_id          bigint PRIMARY KEY,
+    result          jsonb,
+    finalized_at    timestamptz NOT NULL,
+    attempted_at    timestamptz,
+    last_receipt    bigint,
+    queue           text NOT NULL,
+    priority        smallint NOT NULL,
+    shard           smallint NOT NULL,
+    created_at      timestamptz NOT NULL,
+    run_at          timestamptz NOT NULL,
+    attempts        smallint NOT NULL,
+    max_attempts    smallint NOT NULL,
+    kind            text NOT NULL,
+    args            jsonb NOT NULL,
+    metadata        jsonb,
+    tags            text[],
+    unique_key      bytea,
+    unique_states   bit(8),
+    ordering_key    bytea,
+    concurrency_key bytea,
+    attempt_deadline interval,
+    history         jsonb
+);
+CREATE INDEX completed_entries_finalized_at ON awa.completed_entries (finalized_at);
+SELECT pg_catalog.pg_extension_config_dump('awa.completed_entries', '');
+
 CREATE TABLE awa.dlq_entries (
     job_id          bigint PRIMARY KEY,
     dlq_reason      text NOT NULL,

@@ -9,6 +9,7 @@
 mod control;
 #[cfg(feature = "debug_points")]
 mod debug;
+mod history;
 pub mod index;
 mod promote;
 mod replay;

@@ -32,9 +32,19 @@ pub enum Sight {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
     None,
-    /// Of the job at this position.
-    Of(i64),
+    /// Of the jobs between these positions, both included.
+    Within(i64, i64),
     All,
+}
+
+impl Detail {
+    fn has(self, position: i64) -> bool {
+        match self {
+            Self::None => false,
+            Self::Within(first, last) => (first..=last).contains(&position),
+            Self::All => true,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,6 +57,8 @@ pub struct ChunkEvidence {
     pub disposed: Bits,
     /// Of these, those that completed.
     pub completed: Bits,
+    /// Of these, those that moved out afterwards.
+    pub kept: Bits,
     pub open: Bits,
     /// Released by their latest attempt.
     pub released: Bits,
@@ -387,7 +399,7 @@ pub fn read_with(
 /// Claims first: what closes one that is not seen is not asked for. A row of another job costs a
 /// look at one column, and none at all in a leaf that has an index of jobs.
 pub fn read_job(segment: u8, snapshot: Snapshot, job_id: i64, position: i64) -> Result<Evidence> {
-    let detail = Detail::Of(position);
+    let detail = Detail::Within(position, position);
     let mut evidence = Evidence::default();
     let rows = read_claims_of(segment, snapshot, job_id, position)?;
     let items: HashMap<i64, u32> = rows
@@ -477,6 +489,13 @@ fn read_closures_of(
 /// A waiting job comes to its end. It is not released any more, and never claimed again.
 fn weigh_unclaimed(end: &Unclaimed, evidence: &mut Evidence) {
     let (number, offset) = split(end.position);
+    if end.outcome == Outcome::Kept {
+        // Nobody but maintenance waits for the transaction that moves it.
+        if end.xid.is_none() {
+            evidence.chunks.entry(number).or_default().kept.insert(offset);
+        }
+        return;
+    }
     match end.xid {
         Some(xid) => {
             evidence.chunks.entry(number).or_default().withdrawn.insert(offset);
@@ -590,7 +609,7 @@ fn weigh_claim(
         match closure {
             Some(closure) if closure.xid.is_none() => {
                 weigh_closure(row, item, closure, evidence);
-                if detail == Detail::All || detail == Detail::Of(position) {
+                if detail.has(position) {
                     evidence.attempts.entry(position).or_default().push(AttemptEnd {
                         receipt,
                         attempt: row.attempt(item),

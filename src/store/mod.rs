@@ -16,6 +16,7 @@ pub mod epochs;
 pub mod evidence;
 pub mod history;
 pub mod jobs;
+pub mod kept;
 pub mod lanes;
 pub mod outcome;
 pub mod queues;
