@@ -1123,18 +1123,46 @@ CREATE TABLE awa.runtime_control_observations (
 );
 
 CREATE TABLE awa.queue_descriptors (
-    queue      text PRIMARY KEY,
-    descriptor jsonb NOT NULL,
-    updated_at timestamptz NOT NULL
+    queue            text PRIMARY KEY CHECK (length(queue) BETWEEN 1 AND 200),
+    display_name     text CHECK (length(display_name) <= 200),
+    description      text CHECK (length(description) <= 2000),
+    owner            text CHECK (length(owner) <= 200),
+    docs_url         text CHECK (length(docs_url) <= 2048),
+    tags             text[] NOT NULL DEFAULT '{}' CHECK (cardinality(tags) <= 20),
+    extra            jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(extra) = 'object'),
+    descriptor_hash  text NOT NULL CHECK (length(descriptor_hash) BETWEEN 1 AND 128),
+    sync_interval_ms bigint NOT NULL DEFAULT 10000 CHECK (sync_interval_ms > 0),
+    created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    updated_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    last_seen_at     timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 SELECT pg_catalog.pg_extension_config_dump('awa.queue_descriptors', '');
 
 CREATE TABLE awa.job_kind_descriptors (
-    kind       text PRIMARY KEY,
-    descriptor jsonb NOT NULL,
-    updated_at timestamptz NOT NULL
+    kind             text PRIMARY KEY CHECK (length(kind) BETWEEN 1 AND 200),
+    display_name     text CHECK (length(display_name) <= 200),
+    description      text CHECK (length(description) <= 2000),
+    owner            text CHECK (length(owner) <= 200),
+    docs_url         text CHECK (length(docs_url) <= 2048),
+    tags             text[] NOT NULL DEFAULT '{}' CHECK (cardinality(tags) <= 20),
+    extra            jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(extra) = 'object'),
+    descriptor_hash  text NOT NULL CHECK (length(descriptor_hash) BETWEEN 1 AND 128),
+    sync_interval_ms bigint NOT NULL DEFAULT 10000 CHECK (sync_interval_ms > 0),
+    created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    updated_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    last_seen_at     timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 SELECT pg_catalog.pg_extension_config_dump('awa.job_kind_descriptors', '');
+
+-- Which descriptor each runtime declares: live ones may disagree.
+CREATE TABLE awa.descriptor_declarations (
+    runtime         uuid NOT NULL,
+    subject         text NOT NULL CHECK (subject IN ('queue', 'kind')),
+    name            text NOT NULL,
+    descriptor_hash text NOT NULL,
+    PRIMARY KEY (runtime, subject, name)
+);
+SELECT pg_catalog.pg_extension_config_dump('awa.descriptor_declarations', '');
 
 -- Who may do what on which queue; regrole survives a rename and a dump.
 CREATE TABLE awa.queue_acl (

@@ -94,6 +94,8 @@ const WORK: &[&str] = &[
     "cancel_callback",
     "callback_result",
     "recover",
+    "upsert_queue_descriptor",
+    "upsert_job_kind_descriptor",
 ];
 
 /// Views call functions as who reads them.
@@ -102,6 +104,7 @@ const READ: &[&str] = &[
     "terminal_rows",
     "queue_stats_rows",
     "dlq_rows",
+    "descriptor_rows",
     "metrics_rows",
     "get_job",
     "list_jobs",

@@ -10,6 +10,7 @@ pub mod claims;
 pub mod closures;
 pub mod controls;
 pub mod deferred;
+pub mod descriptors;
 pub mod dlq;
 pub mod done;
 pub mod epochs;
