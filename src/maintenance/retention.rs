@@ -9,7 +9,7 @@ use crate::dispatch::{self, revive};
 use crate::error::Result;
 use crate::pg::{guc, xact};
 use crate::store::done::{self, Done};
-use crate::store::{descriptors, dlq, kept, queues, throttles};
+use crate::store::{changes, descriptors, dlq, kept, queues, throttles};
 
 /// Rows a transaction.
 const BATCH: usize = 1000;
@@ -88,7 +88,7 @@ fn clean_up_completed() -> Result<StepReport> {
 }
 
 fn clean_up_dead() -> Result<StepReport> {
-    dlq::fold()?;
+    changes::fold()?;
     throttles::sweep()?;
     descriptors::clean_up()?;
     let kept = guc::dlq_retention();

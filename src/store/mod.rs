@@ -4,6 +4,7 @@
 pub mod acl;
 pub mod attempts;
 pub mod body;
+pub mod changes;
 pub mod chunks;
 pub mod claim_index;
 pub mod claims;
@@ -14,6 +15,7 @@ pub mod descriptors;
 pub mod dlq;
 pub mod done;
 pub mod epochs;
+pub mod errors;
 pub mod evidence;
 pub mod history;
 pub mod jobs;
