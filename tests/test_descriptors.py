@@ -107,6 +107,10 @@ def test_drift(db, subject):
     upsert(new, subject, "other", {"owner": "b"}, second)
     assert status(db, subject, "mail") == (False, True)
     assert status(db, subject, "other") == (False, False)
+    hashes = "queue_descriptor_hashes" if subject[2] == "queue" else "job_kind_descriptor_hashes"
+    shown = dict(db.rows(f"SELECT name, {hashes} FROM awa.runtime_instances"))
+    assert list(shown["old"]) == ["mail"] and sorted(shown["new"]) == ["mail", "other"]
+    assert shown["old"]["mail"] != shown["new"]["mail"]
     old.close()
     wait_until(lambda: status(db, subject, "mail") == (False, False), 5)
     new.execute("SELECT awa.deregister_runtime(%s)", (second,))

@@ -106,6 +106,7 @@ const READ: &[&str] = &[
     "dlq_rows",
     "descriptor_rows",
     "metrics_rows",
+    "runtime_state",
     "get_job",
     "list_jobs",
     "dump_job",

@@ -196,8 +196,9 @@ const FORGOTTEN: [&str; 3] = [
         LIMIT 1000 FOR UPDATE SKIP LOCKED))",
     "DELETE FROM awa.descriptor_declarations WHERE runtime OPERATOR(pg_catalog.=) ANY (ARRAY(
         SELECT runtime FROM awa.descriptor_declarations AS d
-        WHERE NOT EXISTS (SELECT FROM awa.runtime_instances AS r
-                          WHERE r.runtime OPERATOR(pg_catalog.=) d.runtime)
+        WHERE NOT EXISTS (SELECT FROM awa.runtimes AS r
+                          WHERE r.runtime OPERATOR(pg_catalog.=) d.runtime
+                            AND r.ended_at IS NULL)
         LIMIT 1000 FOR UPDATE SKIP LOCKED))",
 ];
 
