@@ -412,6 +412,17 @@ def test_schema_and_storage(db):
     )
 
 
+def test_descriptors(db, role):
+    db.value("SELECT awa.upsert_queue_descriptor('q', '{\"display_name\": \"Q\"}')")
+    reader = role("reader", ["q"])
+    for conn in (db.conn, reader):
+        assert conn.rows(
+            "SELECT queue, display_name, last_seen_at IS NOT NULL, sync_interval_ms > 0"
+            " FROM awa.queue_descriptors"
+        ) == [("q", "Q", True, True)]
+    assert role("reader", ["r"]).rows("SELECT * FROM awa.queue_descriptors") == []
+
+
 def test_one_function_of_the_name(db):
     """Clients call it with untyped NULLs."""
     assert db.value(

@@ -79,22 +79,16 @@ CREATE TRIGGER show_pause AFTER UPDATE OF paused_at ON awa.queues
     FOR EACH ROW EXECUTE FUNCTION awa.show_pause();
 ALTER TABLE awa.queues ENABLE ALWAYS TRIGGER show_pause;
 
--- Descriptions that workers of 0.6 publish: there are none.
+-- Descriptors as clients know them; the tables are not for them.
 CREATE VIEW awa.queue_descriptors WITH (security_barrier) AS
-    SELECT NULL::text AS queue, NULL::text AS display_name, NULL::text AS description,
-           NULL::text AS owner, NULL::text AS docs_url, NULL::text[] AS tags,
-           NULL::jsonb AS extra, NULL::text AS descriptor_hash,
-           NULL::bigint AS sync_interval_ms, NULL::timestamptz AS created_at,
-           NULL::timestamptz AS updated_at, NULL::timestamptz AS last_seen_at
-    WHERE false;
+    SELECT queue, display_name, description, owner, docs_url, tags, extra, descriptor_hash,
+           sync_interval_ms, created_at, updated_at, last_seen_at
+    FROM awa.queue_descriptor_status;
 
 CREATE VIEW awa.job_kind_descriptors WITH (security_barrier) AS
-    SELECT NULL::text AS kind, NULL::text AS display_name, NULL::text AS description,
-           NULL::text AS owner, NULL::text AS docs_url, NULL::text[] AS tags,
-           NULL::jsonb AS extra, NULL::text AS descriptor_hash,
-           NULL::bigint AS sync_interval_ms, NULL::timestamptz AS created_at,
-           NULL::timestamptz AS updated_at, NULL::timestamptz AS last_seen_at
-    WHERE false;
+    SELECT kind, display_name, description, owner, docs_url, tags, extra, descriptor_hash,
+           sync_interval_ms, created_at, updated_at, last_seen_at
+    FROM awa.job_kind_descriptor_status;
 
 -- Which schema this is, as far as a client's migrate() is concerned: there is nothing to do.
 CREATE VIEW awa.schema_version AS

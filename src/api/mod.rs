@@ -9,6 +9,7 @@ mod close;
 mod compat;
 mod compat_job;
 mod control;
+mod descriptors;
 mod dlq;
 mod filter;
 mod grants;

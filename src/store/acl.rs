@@ -1,5 +1,6 @@
 //! The access lists of queues.
 
+use super::claim_index;
 use crate::error::{Error, Result, SqlState};
 use crate::pg::heap::Table;
 use crate::pg::lock::LockMode;
@@ -108,6 +109,8 @@ const WORK: &[&str] = &[
     "cancel_callback",
     "callback_result",
     "recover",
+    "upsert_queue_descriptor",
+    "upsert_job_kind_descriptor",
 ];
 
 /// Views call functions as who reads them.
@@ -116,6 +119,7 @@ const READ: &[&str] = &[
     "terminal_rows",
     "queue_stats_rows",
     "dlq_rows",
+    "descriptor_rows",
     "metrics_rows",
     "runtime_state",
     "get_job",
@@ -132,12 +136,13 @@ const READ: &[&str] = &[
     "preview_batch_operation",
 ];
 
-/// For the owner and superusers; but for the first three, triggers and the install script call
-/// them.
+/// For the owner and superusers; but for the first four, triggers and the install script call
+/// them. `ensure_claim_batch_job_index` follows a table privilege, which no profile has.
 const RESERVED: &[&str] = &[
     "grant_access",
     "revoke_access",
     "rebuild",
+    "ensure_claim_batch_job_index",
     "foreign_rows",
     "replace_segment",
     "write_jobs_view",
@@ -243,7 +248,8 @@ pub fn grant(role: &str, profile: Profile, patterns: &[String]) -> Result<()> {
             spi.command(&format!("GRANT {acts} ON {view} TO {quoted}"))?;
         }
         Ok(())
-    })
+    })?;
+    claim_index::refresh_execute().map(|_| ())
 }
 
 /// Leaves the role nothing in the schema.
@@ -260,5 +266,6 @@ pub fn revoke(role: &str) -> Result<()> {
             spi.command(&format!("REVOKE ALL ON {objects} FROM {quoted}"))?;
         }
         Ok(())
-    })
+    })?;
+    claim_index::refresh_execute().map(|_| ())
 }
