@@ -36,9 +36,10 @@ bench-quick: ## The same small, in some minutes: are the counts right?
 	@scripts/install-prefix release >/dev/null
 	@.venv/bin/python bench/run.py --quick
 
-soak: ## The random test with kills and crashes, for ten minutes
+MINUTES ?= 10
+soak: ## The random tests, with kills and crashes and against the model: make soak MINUTES=10
 	@scripts/setup
-	@AWA_CHAOS_SECONDS=$${AWA_CHAOS_SECONDS:-600} scripts/test -m chaos
+	@AWA_CHAOS_SECONDS=$$(( $(MINUTES) * 60 )) AWA_LIFE_SECONDS=$$(( $(MINUTES) * 60 )) scripts/test -m chaos
 
 clean-servers: ## Stop and remove servers that a killed run left behind
 	@.venv/bin/python -c 'import sys; sys.path.insert(0, "tests"); from harness.server import sweep; sweep()'

@@ -10,6 +10,7 @@ import time
 import uuid
 
 import psycopg
+import pytest
 from psycopg.types.json import Jsonb
 
 from harness import Background, raises, wait_blocked, wait_until
@@ -634,6 +635,8 @@ class World:
         )
 
 
+@pytest.mark.chaos
+@pytest.mark.timeout(SECONDS * 2 + 120)
 def test_lives(db):
     world = World(db, SEED)
     try:

@@ -4,6 +4,7 @@ from . import (
     args,
     backlog,
     checksums,
+    deferred,
     drain,
     enqueue,
     foreground,
@@ -23,7 +24,7 @@ CELLS = {
     cell.name: cell
     for module in (
         enqueue, single, drain, mixed, latency, pinned, queues, args, checksums, foreground,
-        idle, rescue, ownership, backlog, growth,
+        idle, rescue, ownership, deferred, backlog, growth,
     )
     for cell in module.CELLS
 }

@@ -111,7 +111,7 @@ pub fn run() -> Result<Option<Replayed>> {
         replayed.open += evidence.open.len() as u64;
         replayed.faults.extend(evidence.faults);
     }
-    replayed.next_deferred = deferred::next_run_at()?.unwrap_or(i64::MAX);
+    replayed.next_deferred = deferred::next_run_at(i64::MIN)?.unwrap_or(i64::MAX);
     replayed.receipts = epochs::write_next(xact::micros())?;
     xact::force_synchronous_commit();
     Ok(Some(replayed))

@@ -102,6 +102,11 @@ pub struct Database {
     pub callback_wheel: Wheel,
     /// The earliest `run_at` among deferred jobs, as far as known; MAX: none.
     pub next_deferred: i64,
+    /// No deferred job has an earlier `run_at`, but for what `deferred_noted` says: behind a
+    /// pinned horizon the index begins with entries of jobs long gone.
+    pub deferred_floor: i64,
+    /// The earliest `run_at` of jobs that were deferred since the last promotion began.
+    pub deferred_noted: i64,
     /// A dead runtime has open attempts.
     pub orphans: bool,
     /// No runtime has ended since the worker wrote down which have.

@@ -113,6 +113,11 @@ pub enum Act {
         generation: i64,
         changes: u64,
     },
+    /// No deferred job with an earlier `run_at` than `floor` is left, but for those noted since.
+    Promote {
+        floor: i64,
+        generation: u64,
+    },
     /// Somebody else wrote to a leaf.
     Foreign,
 }
@@ -137,6 +142,7 @@ impl Act {
                 | Self::Count { .. }
                 | Self::Counted { .. }
                 | Self::Truncate { .. }
+                | Self::Promote { .. }
         )
     }
 

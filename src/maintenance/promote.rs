@@ -1,5 +1,6 @@
 //! Jobs whose time has come: from `deferred_jobs`, and from timers.
 
+use core::cell::Cell;
 use core::time::Duration;
 use std::collections::BTreeMap;
 
@@ -137,6 +138,35 @@ impl PromotedKeys {
     }
 }
 
+/// How often the whole index is looked at, microseconds: rows may have come in ways that
+/// nobody noted.
+const WHOLE: i64 = 60_000_000;
+
+thread_local! {
+    /// When that was last done.
+    static LOOKED: Cell<i64> = const { Cell::new(i64::MIN) };
+}
+
+/// From which `run_at` on there may be due jobs, and the generation of memory that says so.
+fn begin(db: dispatch::Slot, by_hand: bool, now: i64) -> (i64, u64) {
+    let whole = by_hand || now.saturating_sub(LOOKED.get()) >= WHOLE;
+    if whole {
+        LOOKED.set(now);
+    }
+    dispatch::with(|d| {
+        let database = d.base(db);
+        // By hand, the transaction may roll back: what the worker knows stays as it is.
+        if !by_hand {
+            // What is deferred from here on by others lowers these again.
+            database.next_deferred = i64::MAX;
+            database.deferred_floor = database.deferred_floor.min(database.deferred_noted);
+            database.deferred_noted = i64::MAX;
+        }
+        let from = if whole { i64::MIN } else { database.deferred_floor };
+        (from, database.generation)
+    })
+}
+
 /// Moves due jobs into their lanes.
 pub fn promote_due(context: &Context) -> Result<StepReport> {
     let db = dispatch::attach()?;
@@ -146,14 +176,13 @@ pub fn promote_due(context: &Context) -> Result<StepReport> {
         dispatch::end_write();
         return Ok(StepReport { did: 0, next: None });
     }
-    // What is deferred from here on by others lowers this again.
-    // By hand, the transaction may roll back: what the worker knows stays as it is.
-    if !context.forced {
-        dispatch::with(|d| d.base(db).next_deferred = i64::MAX);
-    }
     let now = xact::micros();
+    let (from, generation) = begin(db, context.forced, now);
     let limit = guc::promote_batch_size();
-    let Due { jobs: due, any_held } = deferred::read_due(now, limit)?;
+    let Due { jobs: due, held } = deferred::read_due(from, now, limit)?;
+    let last = due.last().filter(|_| due.len() >= limit).map(|job| job.run_at);
+    // Where the next pass has to begin: what is left out now comes then.
+    let mut floor = last.unwrap_or(now).min(held.unwrap_or(now));
     let ids: Vec<i64> = due.iter().map(|job| job.job_id).collect();
     let mut taken = deferred::take(&ids)?;
     debug_point!("promote_taken", interruptible);
@@ -165,6 +194,7 @@ pub fn promote_due(context: &Context) -> Result<StepReport> {
     for job in due {
         // Cancelled, or promoted by somebody else, meanwhile.
         if taken.binary_search(&job.job_id).is_err() {
+            floor = floor.min(job.run_at);
             continue;
         }
         did += 1;
@@ -183,7 +213,7 @@ pub fn promote_due(context: &Context) -> Result<StepReport> {
         enqueue::promote(&queue, jobs)?;
     }
     keys.finish(db)?;
-    dispatch::reserve_log(counts.len())?;
+    dispatch::reserve_log(counts.len() + 1)?;
     let subxact = xact::current_subxact();
     dispatch::with(|d| {
         for ((queue, retryable), count) in &counts {
@@ -191,12 +221,15 @@ pub fn promote_due(context: &Context) -> Result<StepReport> {
             let act = Act::Defer { queue, retryable: *retryable, count: -count, due: i64::MAX };
             dispatch::log_written(d, db, subxact, act);
         }
+        if !context.forced {
+            dispatch::log_act(d, db, subxact, Act::Promote { floor, generation });
+        }
         Ok(())
     })
     .map_err(dispatch::capacity)?;
     dispatch::end_write();
-    let mut next = deferred::next_run_at()?.unwrap_or(i64::MAX);
-    if any_held {
+    let mut next = deferred::next_run_at(floor)?.unwrap_or(i64::MAX);
+    if held.is_some() {
         // Whoever holds them may let them go.
         next = next.min(now + AGAIN);
     }

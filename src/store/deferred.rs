@@ -119,18 +119,21 @@ pub fn write(jobs: &[Deferred]) -> Result<()> {
 #[derive(Default)]
 pub struct Due {
     pub jobs: Vec<Deferred>,
-    /// Some are left out, since open transactions of others have deleted them.
-    pub any_held: bool,
+    /// The earliest `run_at` of those left out, since open transactions of others have deleted
+    /// them.
+    pub held: Option<i64>,
 }
 
 /// Up to `limit` jobs that are due, by time.
-pub fn read_due(now: i64, limit: usize) -> Result<Due> {
+///
+/// * `from` - none that is due was due before
+pub fn read_due(from: i64, now: i64, limit: usize) -> Result<Due> {
     let mut due = Due::default();
     let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
     let index = catalog::relation("deferred_jobs_run_at")?;
-    table.index_range(index, i64::MIN, now, Snapshot::SelfNow, |row| {
+    table.index_range(index, from, now, Snapshot::SelfNow, |row| {
         if row.is_held() {
-            due.any_held = true;
+            due.held = due.held.or(row.micros(3));
         } else {
             due.jobs.push(Deferred::from_row(row)?);
         }
@@ -141,11 +144,13 @@ pub fn read_due(now: i64, limit: usize) -> Result<Due> {
 }
 
 /// When the next job is due that nobody holds; None: none waits.
-pub fn next_run_at() -> Result<Option<i64>> {
+///
+/// * `from` - none was due before
+pub fn next_run_at(from: i64) -> Result<Option<i64>> {
     let mut next = None;
     let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
     let index = catalog::relation("deferred_jobs_run_at")?;
-    table.index_range(index, i64::MIN, i64::MAX, Snapshot::SelfNow, |row| {
+    table.index_range(index, from, i64::MAX, Snapshot::SelfNow, |row| {
         if row.is_held() {
             return Ok(true);
         }

@@ -137,6 +137,8 @@ impl Dispatcher<'_> {
             current,
             segments: *segments,
             next_deferred: i64::MAX,
+            deferred_floor: i64::MIN,
+            deferred_noted: i64::MAX,
             worker_sleeps_until: i64::MIN,
             ..Database::default()
         };

@@ -109,6 +109,8 @@ impl Dispatcher<'_> {
         database.current = current;
         database.segments = *segments;
         database.next_deferred = i64::MAX;
+        database.deferred_floor = i64::MIN;
+        database.deferred_noted = i64::MAX;
         database.orphans = false;
         database.replay_due = false;
     }

@@ -160,9 +160,13 @@ impl Dispatcher<'_> {
                 *(if retryable { &mut counts.retryable } else { &mut counts.scheduled }) +=
                     i64::from(count);
                 self.base(db).changes += 1;
-                if count > 0 && due < self.base(db).next_deferred {
-                    self.base(db).next_deferred = due;
-                    self.wake_worker_for(db, due);
+                if count > 0 {
+                    let database = self.base(db);
+                    database.deferred_noted = database.deferred_noted.min(due);
+                    if due < database.next_deferred {
+                        database.next_deferred = due;
+                        self.wake_worker_for(db, due);
+                    }
                 }
             }
             Act::Count { queue, completed, failed, cancelled } => {
@@ -212,6 +216,11 @@ impl Dispatcher<'_> {
                     entry.counted_at = changes;
                 }
                 self.base(db).counts += 1;
+            }
+            Act::Promote { floor, generation } => {
+                if self.base(db).generation == generation {
+                    self.base(db).deferred_floor = floor;
+                }
             }
             Act::Truncate { segment, generation } => {
                 let entry = &mut self.base(db).segments[usize::from(segment)];
@@ -299,6 +308,7 @@ impl Dispatcher<'_> {
             | Act::Deregister { .. }
             | Act::Rotate { .. }
             | Act::Counted { .. }
+            | Act::Promote { .. }
             | Act::Truncate { .. }
             | Act::List { .. }
             | Act::Foreign
