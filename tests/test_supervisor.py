@@ -643,6 +643,11 @@ def test_pg_upgrade_is_not_disturbed(new_server, own_server, own_base):
     assert "awa worker" not in logs
     new.start()
     wait_worker(new, own_base.name, 3)
+    # Another system, but no copy: nothing is paused.
+    own_base.server = new
+    own_base.wait_served()
+    own_base.insert(1)
+    assert len(own_base.claim()) == 1
 
 
 # Quiet

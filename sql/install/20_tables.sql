@@ -1111,5 +1111,6 @@ CREATE TABLE awa.schema_version (
 -- other database: starts paused) from a restored dump (no row).
 CREATE TABLE awa.identity (
     system_identifier bigint PRIMARY KEY,
-    database          oid NOT NULL
+    database          oid NOT NULL,
+    copied_from       oid                   -- of a copy: its source; queues without a row are paused
 );

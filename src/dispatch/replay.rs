@@ -17,6 +17,7 @@ use crate::pg::debug_point::debug_point;
 use crate::pg::{catalog, guc, latch, lock, snapshot::Snapshot, xact};
 use crate::store::evidence::{self, ChunkEvidence, Detail, Evidence, Sight};
 use crate::store::lanes::LaneRow;
+use crate::store::identity::{self, Settled};
 use crate::store::outcome::Outcome;
 use crate::store::{attempts, chunks, deferred, epochs, lanes, queues, runtimes, segments};
 
@@ -29,6 +30,7 @@ pub struct Replayed {
     pub jobs: u64,
     pub open: u64,
     pub faults: Vec<String>,
+    pub settled: Settled,
 }
 
 /// Whether memory of this database has to be rebuilt.
@@ -78,6 +80,7 @@ pub fn run() -> Result<Option<Replayed>> {
     if !segments::seed()? {
         return Ok(None);
     }
+    let settled = identity::settle()?;
     begin(db)?;
     let floor = super::with(|d| d.base(db).floor);
     let names = lanes::read_all(Snapshot::Any)?;
@@ -89,6 +92,7 @@ pub fn run() -> Result<Option<Replayed>> {
         jobs: 0,
         open: 0,
         faults: Vec::new(),
+        settled,
     };
     restore_settings(db)?;
     restore_deferred(db, position(floor, 0))?;
@@ -119,6 +123,9 @@ pub fn run() -> Result<Option<Replayed>> {
 
 fn finish(replayed: &Replayed) {
     super::with(|d| {
+        if replayed.settled != Settled::AsBefore {
+            d.distrust_settings(replayed.db);
+        }
         d.finish_replay(replayed.db, replayed.receipts, replayed.next_deferred);
         // Transactions in doubt may have ended while we read.
         d.base(replayed.db).doubts_due = true;

@@ -7,6 +7,7 @@ use crate::dispatch;
 use crate::error::Result;
 use crate::pg::{log, xact};
 use crate::store::epochs;
+use crate::store::identity::Settled;
 
 /// Rebuilds memory when it has to be.
 pub fn run(_context: &Context) -> Result<StepReport> {
@@ -18,6 +19,12 @@ pub fn run(_context: &Context) -> Result<StepReport> {
     };
     for fault in replayed.faults.iter().take(10) {
         log::warning(&format!("awa: {fault}"));
+    }
+    if let Settled::Copied { source } = &replayed.settled {
+        log::warning_with_hint(
+            &format!("awa: this database is a copy of {source}: all its queues are paused"),
+            "Call awa.resume_queue() for each queue that shall run here.",
+        );
     }
     log::info(&format!("awa: replayed {} jobs, {} of them running", replayed.jobs, replayed.open));
     let did = replayed.jobs;

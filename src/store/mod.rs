@@ -14,6 +14,7 @@ pub mod done;
 pub mod epochs;
 pub mod evidence;
 pub mod history;
+pub mod identity;
 pub mod jobs;
 pub mod lanes;
 pub mod outcome;
