@@ -15,6 +15,7 @@ use crate::error::{Error, Result, SqlState};
 use crate::pg::call::{Call, Returned, sql_function};
 use crate::pg::datum::ToDatum;
 use crate::pg::{guc, latch, role, xact};
+use crate::store::acl::Profile;
 use crate::store::{body, runtimes};
 
 sql_function!(awa_register_runtime, register);
@@ -25,6 +26,7 @@ const SHORTEST_TIMEOUT: i64 = 1_000_000;
 
 fn register(call: &mut Call) -> Result<Returned> {
     xact::ensure_writable("awa.register_runtime()")?;
+    access::check_any(&[Profile::Worker])?;
     let name = call.text(0);
     let liveness = match call.text(1).as_deref() {
         None | Some("session") => Liveness::Session,
