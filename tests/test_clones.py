@@ -131,17 +131,23 @@ def test_a_copy_of_a_copy_starts_paused_again(db, copy):
     assert len(second.claim(max_jobs=5)) == 2
 
 
-def test_a_copy_of_a_queue_that_was_never_paused_keeps_its_receipts_apart(db, copy):
-    """A receipt of the source is one of the copy's attempts too, until new ones are issued."""
-    db.insert(2)
-    (old,) = db.claim(max_jobs=1, deadline="1 hour")
+def test_attempts_of_the_source_are_lost_in_the_copy(db, copy):
+    """Whoever works on them works for the source, where their receipts stay good."""
+    db.insert(3)
+    runtime = db.value("SELECT awa.register_runtime('r', 'heartbeat')")
+    (lease,) = db.claim(max_jobs=1, deadline="1 hour")
+    (owned,) = db.claim(max_jobs=1, runtime=runtime)
     clone = copy()
+    for job in (lease, owned):
+        clone.wait_state(job.job_id, "retryable")
+        with raises("AW001"):
+            clone.execute("SELECT awa.complete(%s)", job.receipt)
     clone.execute("SELECT awa.resume_queue('default')")
     (new,) = clone.claim(max_jobs=1)
-    assert new.receipt > old.receipt
-    clone.execute("SELECT awa.complete(%s)", old.receipt)
-    assert db.state(old.job_id) == "running"
-    db.execute("SELECT awa.complete(%s)", old.receipt)
+    assert new.receipt > owned.receipt
+    for job in (lease, owned):
+        assert db.state(job.job_id) == "running"
+        db.execute("SELECT awa.complete(%s)", job.receipt)
 
 
 @pytest.fixture

@@ -1112,5 +1112,6 @@ CREATE TABLE awa.schema_version (
 CREATE TABLE awa.identity (
     system_identifier bigint PRIMARY KEY,
     database          oid NOT NULL,
+    first_receipt     bigint NOT NULL,      -- older ones were issued elsewhere: nobody here has them
     copied_from       oid                   -- of a copy: its source; queues without a row are paused
 );

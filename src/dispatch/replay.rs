@@ -98,7 +98,13 @@ pub fn run() -> Result<Option<Replayed>> {
     restore_deferred(db, position(floor, 0))?;
     let marks = attempts::read_marks()?;
     for (segment, known) in segments::read_known()?.into_iter().enumerate() {
-        let restored = Segment { db, segment: segment as u8, names: &names, marks: &marks };
+        let restored = Segment {
+            db,
+            segment: segment as u8,
+            names: &names,
+            marks: &marks,
+            first_receipt: replayed.settled.first_receipt,
+        };
         if let Some(summary) = known.summary {
             restored.restore_summary(&summary);
             continue;
@@ -123,7 +129,7 @@ pub fn run() -> Result<Option<Replayed>> {
 
 fn finish(replayed: &Replayed) {
     super::with(|d| {
-        if replayed.settled != Settled::AsBefore {
+        if replayed.settled.copied_from.is_some() {
             d.distrust_settings(replayed.db);
         }
         d.finish_replay(replayed.db, replayed.receipts, replayed.next_deferred);
@@ -263,7 +269,12 @@ struct Segment<'a> {
     names: &'a HashMap<i64, LaneRow>,
     /// What is written about open attempts.
     marks: &'a attempts::Marks,
+    /// Older ones were issued by another database.
+    first_receipt: i64,
 }
+
+/// The owner of attempts that began in another database: it has no runtime here.
+const ELSEWHERE: [u8; 16] = [0; 16];
 
 impl Segment<'_> {
     fn name(&self, lane_id: i64) -> Result<LaneName<'_>> {
@@ -378,6 +389,10 @@ impl Segment<'_> {
             let writer = open_mark.map(|(xid, _)| xid);
             let closer = item.closing.map(|(xid, ..)| xid).or(writer).map(xact::top_of);
             let claimer = header.xid.map(xact::top_of);
+            let runtime = match header.runtime {
+                _ if header.id < self.first_receipt => Some(ELSEWHERE),
+                runtime => runtime,
+            };
             let restored = super::with(|d| {
                 let claim = match known {
                     Some(claim) => claim,
@@ -386,7 +401,7 @@ impl Segment<'_> {
                             self.db,
                             &name,
                             (self.segment, header.id, header.count),
-                            header.runtime,
+                            runtime,
                             header.claimed_at,
                             claimer,
                         )?;

@@ -7,7 +7,6 @@ use crate::dispatch;
 use crate::error::Result;
 use crate::pg::{log, xact};
 use crate::store::epochs;
-use crate::store::identity::Settled;
 
 /// Rebuilds memory when it has to be.
 pub fn run(_context: &Context) -> Result<StepReport> {
@@ -20,7 +19,7 @@ pub fn run(_context: &Context) -> Result<StepReport> {
     for fault in replayed.faults.iter().take(10) {
         log::warning(&format!("awa: {fault}"));
     }
-    if let Settled::Copied { source } = &replayed.settled {
+    if let Some(source) = &replayed.settled.copied_from {
         log::warning_with_hint(
             &format!("awa: this database is a copy of {source}: all its queues are paused"),
             "Call awa.resume_queue() for each queue that shall run here.",
