@@ -49,6 +49,7 @@ CREATE TABLE awa.lease_claim_batches_0 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -100,6 +101,7 @@ CREATE TABLE awa.lease_claim_batches_1 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -151,6 +153,7 @@ CREATE TABLE awa.lease_claim_batches_2 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -202,6 +205,7 @@ CREATE TABLE awa.lease_claim_batches_3 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -253,6 +257,7 @@ CREATE TABLE awa.lease_claim_batches_4 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -304,6 +309,7 @@ CREATE TABLE awa.lease_claim_batches_5 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -355,6 +361,7 @@ CREATE TABLE awa.lease_claim_batches_6 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -406,6 +413,7 @@ CREATE TABLE awa.lease_claim_batches_7 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -457,6 +465,7 @@ CREATE TABLE awa.lease_claim_batches_8 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -508,6 +517,7 @@ CREATE TABLE awa.lease_claim_batches_9 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -559,6 +569,7 @@ CREATE TABLE awa.lease_claim_batches_10 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -610,6 +621,7 @@ CREATE TABLE awa.lease_claim_batches_11 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -661,6 +673,7 @@ CREATE TABLE awa.lease_claim_batches_12 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -712,6 +725,7 @@ CREATE TABLE awa.lease_claim_batches_13 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -763,6 +777,7 @@ CREATE TABLE awa.lease_claim_batches_14 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids
@@ -814,6 +829,7 @@ CREATE TABLE awa.lease_claim_batches_15 (
     deadline_at timestamptz,                -- NULL: none, or one per item in deadlines
     runtime     uuid,
     attempt     smallint NOT NULL,          -- of every item, unless attempts says otherwise
+    priority    smallint,                   -- with which they were claimed; NULL: the lane's
     attempts    smallint[],
     job_ids     bigint[] NOT NULL,
     positions   bigint[],                   -- NULL: equal to job_ids

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
+
 use super::access;
 use super::jobs::{Gate, find, push, shown_state};
 use crate::domain::entities::SEGMENTS;
@@ -12,7 +14,7 @@ use crate::pg::snapshot::Snapshot;
 use crate::pg::{catalog, spi, xact};
 use crate::store::acl::Profile;
 use crate::store::jobs::{self, Job};
-use crate::store::timeline;
+use crate::store::timeline::{self, Attempt};
 
 sql_function!(awa_list_jobs, list_jobs);
 sql_function!(awa_job_attempts, job_attempts);
@@ -107,16 +109,25 @@ fn job_attempts(call: &mut Call) -> Result<Returned> {
 
 const DUMP: &str = "
 SELECT pg_catalog.to_jsonb(j) OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_object(
-    'attempts', (SELECT coalesce(pg_catalog.jsonb_agg(pg_catalog.to_jsonb(a)), '[]'::pg_catalog.jsonb)
-                 FROM awa.job_attempts($1) AS a))
+    'attempts', (SELECT coalesce(pg_catalog.jsonb_agg(
+            pg_catalog.to_jsonb(a) OPERATOR(pg_catalog.-) 'ordinality' OPERATOR(pg_catalog.||)
+                pg_catalog.jsonb_build_object('priority',
+                    $2 OPERATOR(pg_catalog.->) (a.ordinality OPERATOR(pg_catalog.-) 1)::int4)
+            ORDER BY a.ordinality), '[]'::pg_catalog.jsonb)
+        FROM awa.job_attempts($1) WITH ORDINALITY AS a))
 FROM awa.get_job($1) AS j";
 
-/// All there is to know about a job, for a human.
+/// All there is to know about a job, for a human: its attempts are told with the priority that
+/// each was claimed with, which is better than the job's own once it has waited.
 fn dump_job(call: &mut Call) -> Result<Returned> {
-    let Some((job, _)) = readable(call.i64(0))? else { return Ok(Returned::Null) };
+    let Some((job, snapshot)) = readable(call.i64(0))? else { return Ok(Returned::Null) };
+    let own = i16::from(job.priority);
+    let priority = |a: &Attempt| a.claimed_at.map(|_| a.priority.unwrap_or(own));
+    let attempts = timeline::attempts(job.job_id, snapshot)?;
+    let priorities: Value = attempts.iter().map(priority).collect();
     // The owner may read everything; whether the caller may was asked above.
     let dump = spi::as_owner(|spi| {
-        spi.query_one(DUMP, &[spi::Arg::of(job.job_id)], |row| Ok(row.copied_varlena(1)))
+        spi.query_one(DUMP, &[spi::Arg::of(job.job_id), spi::Arg::of(priorities)], |row| Ok(row.copied_varlena(1)))
     })?;
     Ok(dump.flatten().map_or(Returned::Null, Returned::Value))
 }

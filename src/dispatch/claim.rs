@@ -314,6 +314,7 @@ fn write_claims(
             segment: run[0].segment,
             id: run[0].claim,
             lane_id: run[0].lane_id,
+            priority: (run[0].effective != run[0].priority).then_some(run[0].effective),
             claimed_at: now,
             runtime: wanted.runtime,
             items,

@@ -387,11 +387,14 @@ impl Groups {
 }
 
 fn write_group(db: Db, group: &Group, now: i64, ids: &mut [i64]) -> Result<()> {
+    // A job waits since it was due.
+    let due = group.jobs.iter().filter_map(|(_, _, body)| body.run_at).min();
+    let born = due.map_or(now, |due| due.min(now));
     let mut rest = group.jobs.as_slice();
     let mut placed: Vec<Placed> = Vec::with_capacity(rest.len());
     let mut segment = None;
     while !rest.is_empty() {
-        let grant = grant(db, group, rest.len(), now)?;
+        let grant = grant(db, group, rest.len(), born)?;
         if grant.write_lane {
             write_lane(db, group, grant.lane_id)?;
         }
@@ -419,13 +422,13 @@ fn write_group(db: Db, group: &Group, now: i64, ids: &mut [i64]) -> Result<()> {
 }
 
 /// Offsets of one chunk for up to `want` jobs of a lane.
-fn grant(db: Db, group: &Group, want: usize, now: i64) -> Result<Grant> {
+fn grant(db: Db, group: &Group, want: usize, born: i64) -> Result<Grant> {
     let Group { queue, priority, shard, .. } = group;
     reserve_log(1)?;
     let subxact = xact::current_subxact();
     loop {
         let granted = super::with(|d| {
-            with_log(|log| d.enqueue(db, queue, (*priority, *shard), want, now, log, subxact))
+            with_log(|log| d.enqueue(db, queue, (*priority, *shard), want, born, log, subxact))
         });
         match granted.map_err(capacity)? {
             Granted::Some(grant) => return Ok(grant),

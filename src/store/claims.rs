@@ -16,10 +16,11 @@ pub mod column {
     pub const DEADLINE_AT: i16 = 4;
     pub const RUNTIME: i16 = 5;
     pub const ATTEMPT: i16 = 6;
-    pub const ATTEMPTS: i16 = 7;
-    pub const JOB_IDS: i16 = 8;
-    pub const POSITIONS: i16 = 9;
-    pub const DEADLINES: i16 = 10;
+    pub const PRIORITY: i16 = 7;
+    pub const ATTEMPTS: i16 = 8;
+    pub const JOB_IDS: i16 = 9;
+    pub const POSITIONS: i16 = 10;
+    pub const DEADLINES: i16 = 11;
 }
 
 /// One claimed attempt, as its row will say it.
@@ -36,6 +37,8 @@ pub struct NewClaim<'a> {
     pub segment: u8,
     pub id: i64,
     pub lane_id: i64,
+    /// None: the lane's.
+    pub priority: Option<u8>,
     pub claimed_at: i64,
     pub runtime: Option<[u8; 16]>,
     pub items: &'a [ClaimedItem],
@@ -71,7 +74,7 @@ pub fn write(claims: &[NewClaim<'_>]) -> Result<()> {
     Ok(())
 }
 
-fn to_row(claim: &NewClaim<'_>) -> [Option<Datum>; 10] {
+fn to_row(claim: &NewClaim<'_>) -> [Option<Datum>; 11] {
     let items = claim.items;
     let first = items.first();
     let attempt = first.map_or(1, |item| item.attempt);
@@ -99,6 +102,7 @@ fn to_row(claim: &NewClaim<'_>) -> [Option<Datum>; 10] {
         if same_deadline { timestamp(deadline) } else { None },
         claim.runtime.map(|id| id.to_datum()),
         Some(attempt.to_datum()),
+        claim.priority.map(|priority| i16::from(priority).to_datum()),
         attempts,
         Some(datum::bigint_array(&job_ids)),
         positions,

@@ -40,7 +40,7 @@ pub enum Detail {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ChunkEvidence {
     pub lane_id: i64,
-    /// When its first job was enqueued.
+    /// Since when its oldest job waits.
     pub born: i64,
     pub bodies: Bits,
     /// The segment is done with them.
@@ -108,6 +108,8 @@ pub struct ClaimHeader {
     pub lane_id: i64,
     pub claimed_at: i64,
     pub runtime: Option<[u8; 16]>,
+    /// With which its jobs were claimed; None: the lane's.
+    pub priority: Option<i16>,
     pub count: u32,
     /// Of the claiming transaction, while its end is open.
     pub xid: Option<u32>,
@@ -142,6 +144,8 @@ pub struct AttemptEnd {
     pub receipt: i64,
     pub attempt: i16,
     pub runtime: Option<[u8; 16]>,
+    /// With which the job was claimed; None: the lane's.
+    pub priority: Option<i16>,
     pub claimed_at: i64,
     pub closed_at: i64,
     pub outcome: Outcome,
@@ -440,6 +444,7 @@ fn read_claims(segment: u8, sight: Sight, evidence: &mut Evidence) -> Result<Vec
                 lane_id: row.i64(c::LANE_ID).ok_or_else(missing)?,
                 claimed_at: row.micros(c::CLAIMED_AT).ok_or_else(missing)?,
                 runtime: row.uuid(c::RUNTIME),
+                priority: row.i16(c::PRIORITY),
                 count: job_ids.len() as u32,
                 xid,
             },
@@ -506,6 +511,7 @@ fn weigh_claim(
                         receipt,
                         attempt: row.attempt(item),
                         runtime: row.header.runtime,
+                        priority: row.header.priority,
                         claimed_at: row.header.claimed_at,
                         closed_at: closure.closed_at,
                         outcome: closure.outcome,
@@ -576,15 +582,16 @@ fn read_bodies(segment: u8, sight: Sight, below: i64, evidence: &mut Evidence) -
         }
         let lane_id = row.i64(c::LANE_ID).ok_or_else(missing)?;
         let created_at = row.micros(c::CREATED_AT).ok_or_else(missing)?;
+        let due = row.micros(c::RUN_AT).unwrap_or(created_at);
         let (number, offset) = split(position);
         let chunk = evidence.chunks.entry(number).or_default();
         if chunk.bodies.is_empty() && chunk.pending == 0 {
             chunk.lane_id = lane_id;
-            chunk.born = created_at;
+            chunk.born = due;
         } else if chunk.lane_id != lane_id {
             evidence.faults.push(format!("chunk {number} has jobs of two lanes"));
         }
-        chunk.born = chunk.born.min(created_at);
+        chunk.born = chunk.born.min(due);
         match xid {
             Some(xid) => {
                 chunk.pending += 1;

@@ -41,6 +41,8 @@ pub struct Popped {
     pub lane_id: i64,
     pub queue: u32,
     pub priority: u8,
+    /// What its age has made of the priority.
+    pub effective: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +53,16 @@ pub enum Claimed {
     /// The next job is in this chunk: read which of its rows are committed, `load_chunk`,
     /// and claim the rest. What was popped so far is kept.
     NeedsChunk(Cold),
+}
+
+/// Where a claim takes its next jobs.
+#[derive(Clone, Copy)]
+struct From {
+    lane: u32,
+    /// The lane's priority as its head has aged.
+    effective: u8,
+    /// As if there were no cold chunks.
+    warm_only: bool,
 }
 
 /// The head of a lane.
@@ -76,9 +88,10 @@ impl Dispatcher<'_> {
         }
     }
 
-    /// The lane to claim from next: best effective priority, then the oldest head.
-    fn best_lane(&self, queues: &[u32], now: i64, warm_only: bool) -> Option<(u32, bool)> {
-        let mut best: Option<((u8, i64, u8), u32, bool)> = None;
+    /// The lane to claim from next: best effective priority, then the oldest head; and that
+    /// priority.
+    fn best_lane(&self, queues: &[u32], now: i64, warm_only: bool) -> Option<(u32, u8)> {
+        let mut best: Option<((u8, i64, u8), u32)> = None;
         for queue in queues {
             let Queue { paused, mut lanes, ref settings, .. } = self.queues[*queue];
             if paused {
@@ -95,14 +108,14 @@ impl Dispatcher<'_> {
                     let effective =
                         effective_priority(priority, now.saturating_sub(born), settings.ageing);
                     let rank = (effective, born, priority);
-                    if best.as_ref().is_none_or(|(b, ..)| rank < *b) {
-                        best = Some((rank, lanes, effective != priority));
+                    if best.as_ref().is_none_or(|(b, _)| rank < *b) {
+                        best = Some((rank, lanes));
                     }
                 }
                 lanes = self.lanes[lanes].next;
             }
         }
-        best.map(|(_, lane, aged)| (lane, aged))
+        best.map(|((effective, ..), lane)| (lane, effective))
     }
 
     /// When the oldest ready job of a queue was enqueued or became ready, at the earliest.
@@ -148,11 +161,11 @@ impl Dispatcher<'_> {
         let room = self.items.free().min(self.claims.free());
         let end = popped.len() + want.min(room).min((end_receipt - next_receipt).max(0) as usize);
         let begin = popped.len();
-        let mut open: Option<u32> = None;
+        let mut open: Option<(u32, u8)> = None;
         // Without room to load a chunk, what is in memory goes first: only its end makes room.
         let mut warm_only = false;
         while popped.len() < end {
-            let Some((lane, aged)) = self.best_lane(queues, now, warm_only) else { break };
+            let Some((lane, effective)) = self.best_lane(queues, now, warm_only) else { break };
             if let Some(Source::Cold(cold)) = self.source(lane, warm_only) {
                 if self.make_room(db, true) {
                     return Ok(Claimed::NeedsChunk(cold));
@@ -160,10 +173,12 @@ impl Dispatcher<'_> {
                 warm_only = true;
                 continue;
             }
-            if aged {
-                self.base(db).aged_claims += 1;
+            let (before, is_aged) = (popped.len(), effective != self.lanes[lane].priority);
+            let from = From { lane, effective, warm_only };
+            self.claim_from_lane(request, from, end, &mut open, popped, log);
+            if is_aged {
+                self.base(db).aged_claims += (popped.len() - before) as u64;
             }
-            self.claim_from_lane(request, (lane, warm_only), end, &mut open, popped, log);
         }
         if room == 0 && want > 0 && self.best_lane(queues, now, false).is_some() {
             return Err(Full::OpenClaims);
@@ -177,13 +192,14 @@ impl Dispatcher<'_> {
     fn claim_from_lane(
         &mut self,
         request: &Request<'_>,
-        (lane, warm_only): (u32, bool),
+        from: From,
         end: usize,
-        open: &mut Option<u32>,
+        open: &mut Option<(u32, u8)>,
         popped: &mut Vec<Popped>,
         log: &mut UndoLog,
     ) {
         let Request { db, xid, now, .. } = *request;
+        let From { lane, effective, warm_only } = from;
         let Lane { id: lane_id, queue, priority, .. } = self.lanes[lane];
         let wait = request.deadline.unwrap_or(self.queues[queue].settings.attempt_deadline);
         let deadline = match request.owner {
@@ -194,8 +210,18 @@ impl Dispatcher<'_> {
             _ if wait <= 0 => i64::MAX,
             _ => now.saturating_add(wait),
         };
+        let mut first = None;
         while popped.len() < end {
             let Some(source) = self.source(lane, warm_only) else { break };
+            // The head was old enough; what lies behind it may not be.
+            let number = match source {
+                Source::Chunk(at) => self.chunks[at].number,
+                Source::Cold(_) => break,
+                Source::Release(at) => self.releases[at].chunk,
+            };
+            if effective != priority && *first.get_or_insert(number) != number {
+                break;
+            }
             let (number, offset, prior, rollbacks) = match source {
                 Source::Chunk(at) => {
                     let chunk = &mut self.chunks[at];
@@ -229,12 +255,16 @@ impl Dispatcher<'_> {
                 None => continue,
             };
             let claim = match *open {
-                Some(at) if self.claims[at].lane == lane && self.claims[at].segment == segment => {
+                Some((at, aged_to))
+                    if self.claims[at].lane == lane
+                        && self.claims[at].segment == segment
+                        && aged_to == effective =>
+                {
                     at
                 }
                 _ => {
                     let at = self.begin_claim(request, lane, segment, deadline, log);
-                    *open = Some(at);
+                    *open = Some((at, effective));
                     at
                 }
             };
@@ -276,6 +306,7 @@ impl Dispatcher<'_> {
                 lane_id,
                 queue,
                 priority,
+                effective,
             });
         }
         debug_assert!(xid != 0);

@@ -87,13 +87,15 @@ impl Dispatcher<'_> {
     /// Hands out up to `want` offsets of one chunk of the lane. Call it again for the rest.
     ///
     /// A call for a whole chunk gets a fresh one; smaller ones share the lane's open chunk.
+    ///
+    /// * `born` - since when the oldest of the jobs waits; a chunk has the age of its oldest job
     pub fn enqueue(
         &mut self,
         db: Db,
         queue: &str,
         (priority, shard): (u8, u8),
         want: usize,
-        now: i64,
+        born: i64,
         log: &mut UndoLog,
         subxact: u32,
     ) -> Result<Granted, Full> {
@@ -113,7 +115,7 @@ impl Dispatcher<'_> {
             if want < CHUNK_SIZE {
                 self.close_open_chunk(lane);
             }
-            let chunk = Chunk::empty(db, current, (lane, number), now);
+            let chunk = Chunk::empty(db, current, (lane, number), born);
             let at = self.chunks.insert(chunk).ok_or(Full::Chunks)?;
             let entry = &mut self.lanes[lane];
             entry.chunks += 1;
@@ -124,9 +126,8 @@ impl Dispatcher<'_> {
             at
         };
         let chunk = &mut self.chunks[at];
-        if chunk.ready == 0 && chunk.in_flight == 0 {
-            chunk.born = now;
-        }
+        let is_empty = chunk.ready == 0 && chunk.in_flight == 0;
+        chunk.born = if is_empty { born } else { chunk.born.min(born) };
         let first = chunk.allocated;
         let count = want.min(CHUNK_SIZE - usize::from(first)) as u16;
         chunk.allocated += count;
