@@ -127,7 +127,9 @@ fn dump_job(call: &mut Call) -> Result<Returned> {
     let priorities: Value = attempts.iter().map(priority).collect();
     // The owner may read everything; whether the caller may was asked above.
     let dump = spi::as_owner(|spi| {
-        spi.query_one(DUMP, &[spi::Arg::of(job.job_id), spi::Arg::of(priorities)], |row| Ok(row.copied_varlena(1)))
+        spi.query_one(DUMP, &[spi::Arg::of(job.job_id), spi::Arg::of(priorities)], |row| {
+            Ok(row.copied_varlena(1))
+        })
     })?;
     Ok(dump.flatten().map_or(Returned::Null, Returned::Value))
 }

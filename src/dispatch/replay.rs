@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 use crate::pg::debug_point::debug_point;
 use crate::pg::{catalog, guc, latch, lock, snapshot::Snapshot, xact};
 use crate::store::evidence::{self, ChunkEvidence, Detail, Evidence, Sight};
-use crate::store::lanes::LaneRow;
 use crate::store::identity::{self, Settled};
+use crate::store::lanes::LaneRow;
 use crate::store::outcome::Outcome;
 use crate::store::{attempts, chunks, deferred, epochs, lanes, queues, runtimes, segments};
 

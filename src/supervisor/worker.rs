@@ -51,8 +51,7 @@ fn serve(database: u32, pid: i32) -> State {
         }
     };
     tell_extension(database, Some(extension));
-    if let Err(error) =
-        worker::in_transaction("awa: look at the version", catalog::ensure_version)
+    if let Err(error) = worker::in_transaction("awa: look at the version", catalog::ensure_version)
     {
         // The next sweep looks again.
         worker::warn("awa does not serve this database", &error);
