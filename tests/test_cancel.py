@@ -5,6 +5,9 @@ import pytest
 from harness import Background, Database, raises, wait_blocked, wait_until
 
 
+LATER = "SELECT awa.insert_job('k', queue => %s, run_at => now() + interval '1 h')"
+
+
 def cancel(db, job_id, *arguments, conn=None):
     marks = ", %s" * len(arguments)
     return (conn or db.conn).value(f"SELECT awa.cancel_job(%s{marks})::text", job_id, *arguments)
@@ -133,6 +136,22 @@ def test_a_scheduled_job_rolled_back(db):
     cancel(db, job_id, conn=conn)
     conn.rollback_sql()
     assert db.state(job_id) == "scheduled" and counts(db) == (1, 0, 0, 0, 0)
+
+
+def test_cancels_of_scheduled_jobs_do_not_wait_for_one_another(db):
+    ids = [[db.value(LATER, queue) for queue in ("a", "b")] for _ in range(2)]
+    one, two = db.connect(), db.connect()
+    for conn in (one, two):
+        conn.begin()
+        conn.execute("SET LOCAL lock_timeout = '5s'")
+    cancel(db, ids[0][0], conn=one)
+    cancel(db, ids[1][1], conn=two)
+    cancel(db, ids[0][1], conn=one)
+    cancel(db, ids[1][0], conn=two)
+    one.commit_sql()
+    two.rollback_sql()
+    totals = "SELECT cancelled_total, scheduled FROM awa.queue_stats WHERE queue IN ('a', 'b')"
+    assert db.rows(totals) == [(1, 1), (1, 1)]
 
 
 def test_a_snoozed_job(db):

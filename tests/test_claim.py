@@ -275,3 +275,14 @@ def test_expired_waiter_takes_nothing(db):
     claim(conn, "q", wait="50 ms")
     db.insert(queue="q")
     assert len(db.claim("q")) == 1
+
+
+def test_a_claim_can_be_extended_before_it_commits(db):
+    db.insert()
+    conn = db.connect()
+    conn.begin()
+    job, = db.claim(conn=conn, deadline="1 minute")
+    (receipt, deadline), = conn.rows("SELECT * FROM awa.extend(%s, '1 hour')", [job.receipt])
+    assert receipt == job.receipt and deadline > job.deadline_at
+    conn.commit_sql()
+    db.execute("SELECT awa.complete(%s)", job.receipt)

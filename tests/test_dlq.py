@@ -307,7 +307,7 @@ def test_retention(own_server, own_db):
 
 def test_counts_are_summed_up(dlq):
     bury(dlq, 150)
-    rows = "SELECT count(*) FROM awa.dlq_changes"
+    rows = "SELECT count(*) FROM awa.queue_changes"
     assert dlq.value(rows) == 150
     dlq.execute("SELECT count(*) FROM awa.maintain()")
     wait_until(lambda: dlq.value(rows) == 1, what="one row")

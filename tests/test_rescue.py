@@ -169,3 +169,28 @@ def test_the_age_of_the_oldest_lost_attempt(quiet):
     wait_until(lambda: db.value(age) > 0)
     db.rows("SELECT * FROM awa.rescue('owner', 10)")
     assert db.value(age) == 0
+
+
+def test_errors_of_earlier_attempts_go_along(db):
+    """Short backoffs leave errors beside the body; a job that leaves its segment takes them."""
+    db.execute("SELECT awa.configure_queue('default', jsonb_build_object('backoff',"
+               " jsonb_build_object('base', '1 h', 'max', '1 h')))")
+    ids = db.insert(3)
+    for attempt in (1, 2):
+        for job in wait_until(lambda: claimed(db, 3), what="all jobs claimable"):
+            db.execute("SELECT awa.fail(%s, %s, '0')", job.receipt, f"broken {attempt}")
+    conn = db.connect()
+    runtime = conn.value("SELECT awa.register_runtime()")
+    wait_until(lambda: db.count(state="available") == 3)
+    assert len(db.claim(conn=conn, max_jobs=3, runtime=runtime)) == 3
+    conn.close()
+    for job_id in ids:
+        db.wait_state(job_id, "retryable")
+        errors = [(e["attempt"], e["error"].split(":")[0]) for e in db.job(job_id).errors]
+        assert errors == [(1, "broken 1"), (2, "broken 2"), (3, "owner is gone")]
+
+
+def claimed(db, count):
+    if db.count(state="available") < count:
+        return None
+    return db.claim(max_jobs=count)

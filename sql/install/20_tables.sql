@@ -932,14 +932,15 @@ CREATE TABLE awa.dlq_entries (
 CREATE INDEX dlq_entries_dlq_at ON awa.dlq_entries (dlq_at);
 SELECT pg_catalog.pg_extension_config_dump('awa.dlq_entries', '');
 
--- How many dead letters each queue has: the sum of what every transaction appended. Nobody
--- waits for anybody, and to count costs no more than a row a queue: the worker sums up.
-CREATE TABLE awa.dlq_changes (
-    change uuid PRIMARY KEY DEFAULT pg_catalog.gen_random_uuid(),
-    queue  text COLLATE "C" NOT NULL,
-    jobs   bigint NOT NULL              -- that came; less than zero: that went
+-- What no segment tells of a queue: the sum of what every transaction appended. Nobody waits
+-- for anybody, and to count costs no more than a row a queue: the worker sums up.
+CREATE TABLE awa.queue_changes (
+    change    uuid PRIMARY KEY DEFAULT pg_catalog.gen_random_uuid(),
+    queue     text COLLATE "C" NOT NULL,
+    letters   bigint NOT NULL,          -- dead letters that came; less than zero: that went
+    cancelled bigint NOT NULL           -- jobs cancelled while they were in no segment
 );
-SELECT pg_catalog.pg_extension_config_dump('awa.dlq_changes', '');
+SELECT pg_catalog.pg_extension_config_dump('awa.queue_changes', '');
 
 CREATE TABLE awa.job_unique_claims (
     unique_key bytea CONSTRAINT idx_awa_jobs_unique PRIMARY KEY,

@@ -13,8 +13,9 @@ use crate::pg::datum::{Interval, ToDatum};
 use crate::pg::snapshot::Snapshot;
 use crate::pg::{latch, xact};
 use crate::store::acl::Profile;
+use crate::store::changes::{self, Change};
 use crate::store::segments::{self, Known};
-use crate::store::{dlq, identity, lanes, queues};
+use crate::store::{identity, lanes, queues};
 
 sql_function!(awa_prepare_queue, prepare);
 sql_function!(awa_pause_queue, pause);
@@ -159,8 +160,11 @@ pub(super) fn read_stats(now: i64) -> Result<BTreeMap<String, Stats>> {
             entry.counts.failed += total.ends.failed;
             entry.counts.cancelled += total.ends.cancelled;
         }
-        for (queue, jobs) in dlq::counts()?.into_iter().filter(|(_, jobs)| *jobs != 0) {
-            stats.entry(queue).or_default().dead = jobs;
+        for (queue, change) in changes::read()?.into_iter().filter(|(_, c)| *c != Change::default())
+        {
+            let entry = stats.entry(queue).or_default();
+            entry.dead = change.letters;
+            entry.counts.cancelled += change.cancelled;
         }
         return Ok(stats);
     }

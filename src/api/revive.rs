@@ -20,8 +20,8 @@ fn may_operate(queue: &str) -> Result<()> {
 
 fn retry_job(call: &mut Call) -> Result<Returned> {
     xact::ensure_writable("awa.retry_job()")?;
-    revive::retry(required(call.i64(0), "job_id")?, may_operate)?;
-    Ok(Returned::Value(catalog::job_state("available")?))
+    let state = revive::retry(required(call.i64(0), "job_id")?, may_operate)?;
+    Ok(Returned::Value(catalog::job_state(state)?))
 }
 
 fn delete_job(call: &mut Call) -> Result<Returned> {

@@ -13,11 +13,11 @@ use crate::error::Result;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::xact;
 use crate::store::body;
+use crate::store::changes::{self, Change};
 use crate::store::deferred::{Deferred, Kind};
 use crate::store::done::{self, Done};
-use crate::store::evidence::Ends;
 use crate::store::outcome::Outcome;
-use crate::store::{attempts, history, jobs, queues};
+use crate::store::{attempts, history, jobs};
 
 /// Cancels the job, or asks its attempt to stop. Returns the label of the state it is in
 /// then.
@@ -179,10 +179,9 @@ fn cancel_deferred(row: Deferred, reason: Option<&str>) -> Result<()> {
     }])
 }
 
-/// No segment says of jobs in `deferred_jobs` how they ended, so the queue's row counts them.
+/// No segment says of jobs in `deferred_jobs` how they ended.
 fn count_cancelled(queue: &str, cancelled: i64) -> Result<()> {
-    let ends = Ends { cancelled, ..Ends::default() };
-    queues::add_totals(&BTreeMap::from([(queue.to_owned(), ends)]))
+    changes::add(&BTreeMap::from([(queue, Change { cancelled, ..Change::default() })]))
 }
 
 /// The attempt goes on; its owner learns by heartbeats that it shall stop.

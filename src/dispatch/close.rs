@@ -1,5 +1,8 @@
 //! The ends of attempts: completed, failed, released, rescued.
 
+use core::cell::OnceCell;
+use std::collections::{HashMap, HashSet};
+
 use super::enqueue::{self, Promoted, write_deferred};
 use super::keys::{self, Patience, Switched, Switcher};
 use super::session::{begin_write, confirm, end_write, reserve_log, with_log, with_open};
@@ -18,6 +21,7 @@ use crate::store::closures::{self, NewClosure};
 use crate::store::deferred::{Deferred, Kind};
 use crate::store::dlq::{self, Dead};
 use crate::store::done::{self, Done};
+use crate::store::errors::{self, AttemptError};
 use crate::store::outcome::Outcome;
 use crate::store::{attempts, history, queues};
 
@@ -419,7 +423,6 @@ pub fn conclude(
 ) -> Result<Vec<Verdict>> {
     let now = xact::micros();
     let Hold { db, patience, generation, mut taken } = hold;
-    let is_thorough = patience == Patience::Wait && taken.len() == 1;
     let mut switcher = Switcher::new(patience);
     taken.sort_by_key(|item| (item.segment, item.receipt));
     let mut verdicts = Vec::with_capacity(taken.len());
@@ -427,7 +430,8 @@ pub fn conclude(
         let positions: Vec<i64> = run.iter().map(|item| item.position).collect();
         let jobs = body::read(run[0].segment, &positions)?;
         let queues = settings(run)?;
-        let mut plan = Plan { db, generation, now, error, is_thorough, queues, ..Plan::default() };
+        let earlier = Earlier::new(run, &jobs);
+        let mut plan = Plan { db, generation, now, error, earlier, queues, ..Plan::default() };
         for (item, job) in run.iter().zip(&jobs) {
             let attempt = attempt_of(item);
             let backoff = plan.queue(item).backoff;
@@ -479,10 +483,11 @@ pub fn forget(hold: Hold) -> Result<()> {
     confirm(hold.db, hold.generation)
 }
 
-/// Makes the jobs of attempts available, as if they had never been tried.
-pub fn restart(hold: Hold) -> Result<Verdict> {
+/// Makes the job of an attempt available, as if it had never been tried, unless the attempt
+/// was asked to stop. Returns the label of the job's state.
+pub fn restart(hold: Hold) -> Result<&'static str> {
     let verdicts = conclude(hold, None, |_| Verdict::Restart)?;
-    verdicts.first().copied().ok_or_else(|| Error::internal("an attempt has no verdict"))
+    Ok(if verdicts.contains(&Verdict::Restart) { "available" } else { "cancelled" })
 }
 
 /// Gives attempts back: none of them counts. Jobs are read only where a unique key may have
@@ -510,6 +515,36 @@ pub fn give_back(hold: Hold) -> Result<u64> {
     Ok((given_back + plain.len()) as u64)
 }
 
+/// The errors of earlier attempts of a batch's jobs, which only the segment tells. It is read
+/// once a batch, and only when one of those jobs leaves it.
+#[derive(Default)]
+struct Earlier {
+    /// Of the jobs that were tried before where they are.
+    positions: HashSet<i64>,
+    errors: OnceCell<HashMap<i64, Vec<AttemptError>>>,
+}
+
+impl Earlier {
+    fn new(taken: &[Taken], jobs: &[Placed]) -> Self {
+        let was_tried =
+            |item: &Taken, job: &Placed| attempt_of(item) > job.body.attempts.saturating_add(1);
+        let tried = taken.iter().zip(jobs).filter(|(item, job)| was_tried(item, job));
+        Self { positions: tried.map(|(item, _)| item.position).collect(), ..Self::default() }
+    }
+
+    fn of(&self, item: &Taken) -> Result<&[AttemptError]> {
+        if !self.positions.contains(&item.position) {
+            return Ok(&[]);
+        }
+        if self.errors.get().is_none() {
+            let read = errors::read(item.segment, &self.positions, Snapshot::SelfNow)?;
+            let _ = self.errors.set(read);
+        }
+        let errors = self.errors.get().and_then(|errors| errors.get(&item.position));
+        Ok(errors.map_or(&[], Vec::as_slice))
+    }
+}
+
 /// What a batch of attempts in one segment comes to.
 #[derive(Default)]
 struct Plan<'a> {
@@ -517,8 +552,7 @@ struct Plan<'a> {
     generation: u64,
     now: i64,
     error: Option<&'a str>,
-    /// An owner or an operator ends single attempts: there is time to look at the earlier ones.
-    is_thorough: bool,
+    earlier: Earlier,
     ends: Vec<(usize, End)>,
     batches: Vec<Batch>,
     /// The settings of the queues of its jobs.
@@ -678,15 +712,10 @@ impl Plan<'_> {
     }
 
     /// The errors the body brought along, those of earlier attempts in its segment, and this
-    /// one. A rescue of thousands does not read the segment for each: what its rows say about
-    /// earlier attempts is told for as long as they are there.
+    /// one.
     fn history(&self, item: &Taken, job: &Placed, attempt: i16) -> Result<Option<Datum>> {
-        let has_earlier = attempt_of(item) > job.body.attempts.saturating_add(1);
-        let history = if has_earlier && self.is_thorough {
-            crate::store::jobs::errors_so_far(item.segment, job)?
-        } else {
-            job.body.history
-        };
+        let earlier = self.earlier.of(item)?;
+        let history = history::with_errors(job.body.history, earlier);
         Ok(history::with_error(history, attempt, self.now, self.error))
     }
 

@@ -169,7 +169,7 @@ pub fn retry(id: &Uuid, may: impl Fn(&str) -> Result<()>) -> Result<&'static str
     if !attempt.is_parked() {
         return Err(not_parked());
     }
-    Ok(if close::restart(attempt.hold)? == Verdict::Restart { "available" } else { "cancelled" })
+    close::restart(attempt.hold)
 }
 
 /// The attempt goes on, with its receipt: in the care of its owner if that lives, else until

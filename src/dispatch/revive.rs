@@ -29,10 +29,11 @@ fn wrong_state(job_id: i64, act: &str, state: &str) -> Error {
 }
 
 /// Makes a failed, cancelled or parked job available again. Its attempts start over; its
-/// receipts go on.
+/// receipts go on. A parked job that was asked to stop is cancelled. Returns the label of the
+/// job's state.
 ///
 /// * `may` - refuses a caller who may not act on the queue
-pub fn retry(job_id: i64, may: impl Fn(&str) -> Result<()>) -> Result<()> {
+pub fn retry(job_id: i64, may: impl Fn(&str) -> Result<()>) -> Result<&'static str> {
     for _ in 0..LOOKS {
         let Some(row) = done::find(job_id, Snapshot::SelfNow)? else { break };
         may(&row.queue)?;
@@ -42,7 +43,7 @@ pub fn retry(job_id: i64, may: impl Fn(&str) -> Result<()>) -> Result<()> {
         if let Some(holder) = revive(vec![row], None)?.first().map(|(_, holder)| *holder) {
             return Err(keys::conflict(holder));
         }
-        return Ok(());
+        return Ok("available");
     }
     if let Some(dead) = dlq::find(job_id, Snapshot::SelfNow)? {
         may(&dead.done.queue)?;
@@ -56,7 +57,7 @@ pub fn retry(job_id: i64, may: impl Fn(&str) -> Result<()>) -> Result<()> {
         && let Seized::Running(hold) = seize::seize(job_id, false)?
         && hold.is_parked()
     {
-        return close::restart(hold).map(|_| ());
+        return close::restart(hold);
     }
     Err(wrong_state(job_id, "retried", job.state.label())
         .hint("Only failed, cancelled and parked jobs can be retried."))

@@ -1,7 +1,7 @@
 //! Jobs whose time has come: from `deferred_jobs`, and from timers.
 
 use core::time::Duration;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use super::{Context, StepReport};
 use crate::dispatch;
@@ -13,10 +13,10 @@ use crate::error::Result;
 use crate::pg::debug_point::debug_point;
 use crate::pg::{guc, xact};
 use crate::store::body::Body;
+use crate::store::changes::{self, Change};
 use crate::store::deferred::{self, Deferred, Due, Kind};
 use crate::store::done::{self, Done};
-use crate::store::evidence::Ends;
-use crate::store::{history, queues};
+use crate::store::history;
 
 const RELEASES: usize = 4096;
 
@@ -38,14 +38,12 @@ struct PromotedKeys {
     switcher: Switcher,
     lost: Vec<(bool, Done)>,
     undecided: Vec<Deferred>,
-    /// Queues whose totals cannot be written now, once asked.
-    held: Option<HashSet<String>>,
 }
 
 impl PromotedKeys {
     fn new(now: i64) -> Self {
         let switcher = Switcher::new(Patience::Skip);
-        Self { now, switcher, lost: Vec::new(), undecided: Vec::new(), held: None }
+        Self { now, switcher, lost: Vec::new(), undecided: Vec::new() }
     }
 
     /// The job back, if it may go on.
@@ -59,7 +57,7 @@ impl PromotedKeys {
         };
         match self.switcher.switch(job.job_id, &job.body, from, State::Available)? {
             Switched::Done => return Ok(Some(job)),
-            Switched::Lost(holder) if !self.is_held(&job.queue)? => {
+            Switched::Lost(holder) => {
                 // It did not hold its key, so this cannot free it, only take or not take it.
                 let mut body = job.body;
                 if self.switcher.end(job.job_id, &mut body, from, State::Cancelled)? {
@@ -67,20 +65,11 @@ impl PromotedKeys {
                     return Ok(None);
                 }
             }
-            Switched::Lost(_) | Switched::Busy => {}
+            Switched::Busy => {}
         }
         job.run_at = self.now + AGAIN;
         self.undecided.push(job);
         Ok(None)
-    }
-
-    /// Whether an open transaction of somebody else writes the row with the queue's totals.
-    fn is_held(&mut self, queue: &str) -> Result<bool> {
-        let held = match self.held.take() {
-            Some(held) => held,
-            None => queues::read_held()?,
-        };
-        Ok(self.held.insert(held).contains(queue))
     }
 
     /// Nobody has claimed the job in time. None, or back for a while.
@@ -90,9 +79,7 @@ impl PromotedKeys {
             Kind::Retryable => State::Retryable,
         };
         let mut body = job.body;
-        if !self.is_held(&job.queue)?
-            && self.switcher.end(job.job_id, &mut body, from, State::Cancelled)?
-        {
+        if self.switcher.end(job.job_id, &mut body, from, State::Cancelled)? {
             self.cancel(job, body, keys::EXPIRED);
         } else {
             job.run_at = self.now + AGAIN;
@@ -127,15 +114,15 @@ impl PromotedKeys {
             return Ok(());
         }
         let mut taken: BTreeMap<(String, bool), i32> = BTreeMap::new();
-        let mut ends: BTreeMap<String, Ends> = BTreeMap::new();
+        let mut changes: BTreeMap<&str, Change> = BTreeMap::new();
         let mut rows = Vec::with_capacity(self.lost.len());
-        for (retryable, done) in self.lost {
-            *taken.entry((done.queue.clone(), retryable)).or_default() += 1;
-            ends.entry(done.queue.clone()).or_default().cancelled += 1;
-            rows.push(done);
+        for (retryable, done) in &self.lost {
+            *taken.entry((done.queue.clone(), *retryable)).or_default() += 1;
+            changes.entry(&done.queue).or_default().cancelled += 1;
         }
+        changes::add(&changes)?;
+        rows.extend(self.lost.into_iter().map(|(_, done)| done));
         done::write(&rows)?;
-        queues::add_totals(&ends)?;
         dispatch::reserve_log(taken.len())?;
         let subxact = xact::current_subxact();
         dispatch::with(|d| {

@@ -7,7 +7,7 @@ use crate::dispatch::{self, revive};
 use crate::error::Result;
 use crate::pg::{guc, xact};
 use crate::store::done::{self, Done};
-use crate::store::{dlq, queues, throttles};
+use crate::store::{changes, dlq, queues, throttles};
 
 /// Rows a transaction.
 const BATCH: usize = 1000;
@@ -23,7 +23,7 @@ pub fn clean_up(_context: &Context) -> Result<StepReport> {
 }
 
 fn clean_up_dead() -> Result<StepReport> {
-    dlq::fold()?;
+    changes::fold()?;
     throttles::sweep()?;
     let kept = guc::dlq_retention();
     let pause = Some(kept.clamp(LEAST, LOOK));

@@ -11,6 +11,7 @@ use crate::pg::snapshot::Snapshot;
 use crate::pg::spi::{self, Arg};
 use crate::pg::xact;
 
+use super::changes::{self, Change};
 use super::done::Done;
 
 /// A failed job, and why it is here. `finalized_at` is when it came.
@@ -39,35 +40,18 @@ pub fn write(jobs: &[Dead]) -> Result<()> {
     count(jobs.iter().map(|job| job.done.queue.as_str()), 1)
 }
 
-const COUNT: &str = "
-INSERT INTO awa.dlq_changes (queue, jobs)
-SELECT queue, jobs FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2)) AS n (queue, jobs)";
-
-/// Notes how many jobs of each queue come or go.
+/// Notes how many letters of each queue come or go.
 fn count<'a>(queues: impl Iterator<Item = &'a str>, sign: i64) -> Result<()> {
-    let mut changes: BTreeMap<&str, i64> = BTreeMap::new();
+    let mut sums: BTreeMap<&str, Change> = BTreeMap::new();
     for queue in queues {
-        *changes.entry(queue).or_default() += sign;
+        sums.entry(queue).or_default().letters += sign;
     }
-    let (names, jobs): (Vec<&str>, Vec<i64>) = changes.into_iter().unzip();
-    let args = [Arg::text_array(&names), Arg::bigint_array(&jobs)];
-    spi::as_owner(|spi| spi.execute(COUNT, &args).map(|_| ()))
-}
-
-const COUNTS: &str = "
-SELECT queue, pg_catalog.sum(jobs)::pg_catalog.int8 FROM awa.dlq_changes GROUP BY queue";
-
-/// How many there are of each queue.
-pub fn counts() -> Result<Vec<(String, i64)>> {
-    spi::as_owner(|spi| {
-        let rows = spi.query(COUNTS, &[])?;
-        rows.collect(|row| Ok((row.text(1).unwrap_or_default(), row.i64(2).unwrap_or(0))))
-    })
+    changes::add(&sums)
 }
 
 const MISCOUNTED: &str = "
 SELECT coalesce(c.queue, d.queue), coalesce(c.jobs, 0), coalesce(d.jobs, 0)
-FROM (SELECT queue, pg_catalog.sum(jobs)::pg_catalog.int8 FROM awa.dlq_changes GROUP BY queue)
+FROM (SELECT queue, pg_catalog.sum(letters)::pg_catalog.int8 FROM awa.queue_changes GROUP BY queue)
      AS c (queue, jobs)
 FULL JOIN (SELECT queue, pg_catalog.count(*) FROM awa.dlq_entries GROUP BY queue)
      AS d (queue, jobs) ON c.queue OPERATOR(pg_catalog.=) d.queue
@@ -82,24 +66,6 @@ pub fn miscounted() -> Result<Vec<String>> {
             Ok(format!("queue \"{queue}\" counts {noted} dead letters and has {rows}"))
         })
     })
-}
-
-/// One row a queue again, when there are many; who writes is not waited for.
-const FOLD: &str = "
-WITH gone AS (
-    DELETE FROM awa.dlq_changes WHERE change OPERATOR(pg_catalog.=) ANY (ARRAY(
-        SELECT change FROM awa.dlq_changes
-        WHERE (SELECT pg_catalog.count(*) OPERATOR(pg_catalog.-) pg_catalog.count(DISTINCT queue)
-               FROM awa.dlq_changes) OPERATOR(pg_catalog.>) 100
-        LIMIT 10000 FOR UPDATE SKIP LOCKED))
-    RETURNING queue, jobs)
-INSERT INTO awa.dlq_changes (queue, jobs)
-SELECT queue, pg_catalog.sum(jobs)::pg_catalog.int8 FROM gone GROUP BY queue
-HAVING pg_catalog.sum(jobs) OPERATOR(pg_catalog.<>) 0";
-
-/// Sums the counts up.
-pub fn fold() -> Result<()> {
-    spi::as_owner(|spi| spi.execute(FOLD, &[]).map(|_| ()))
 }
 
 const DELETE: &str = "

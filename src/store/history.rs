@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use super::errors::AttemptError;
 use crate::domain::clock;
 use crate::pg::datum::{self, Datum, ToDatum};
 
@@ -28,6 +29,13 @@ pub fn with_error(
         None => value["errors"] = json!([entry]),
     }
     Some(value.to_datum())
+}
+
+/// The history with the errors of some attempts more.
+pub fn with_errors(history: Option<Datum>, errors: &[AttemptError]) -> Option<Datum> {
+    errors.iter().fold(history, |history, error| {
+        with_error(history, error.attempt, error.closed_at, Some(&error.error))
+    })
 }
 
 fn value(history: Option<Datum>) -> Value {

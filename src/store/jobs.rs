@@ -1,14 +1,14 @@
 //! Jobs as a reader sees them, put together from the rows under one snapshot. One leaf is
 //! open at a time and its lock goes back at once, so a reader holds no reclamation back.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::attempts::{self, Note};
 use super::body::{self, Body, Placed};
 use super::evidence::{self, AttemptEnd, Detail, Evidence, Sight};
 use super::lanes::{self, LaneRow};
 use super::outcome::Outcome;
-use super::{deferred, dlq, done, history};
+use super::{deferred, dlq, done, errors, history};
 use crate::domain::entities::{SEGMENTS, split};
 use crate::error::Result;
 use crate::pg::datum::{Datum, ToDatum};
@@ -86,13 +86,10 @@ fn carried(body: &Body) -> Option<Datum> {
 /// The history of a job with the errors of its attempts in its segment, which are in no body
 /// yet.
 pub fn errors_so_far(segment: u8, placed: &Placed) -> Result<Option<Datum>> {
-    let evidence = evidence::read_job(segment, Snapshot::SelfNow, placed.position)?;
-    let ends = evidence.attempts.get(&placed.position).map_or(&[][..], Vec::as_slice);
-    let mut history = placed.body.history;
-    for end in ends {
-        history = history::with_error(history, end.attempt, end.closed_at, end.error.as_deref());
-    }
-    Ok(history)
+    let positions = HashSet::from([placed.position]);
+    let earlier = errors::read(segment, &positions, Snapshot::SelfNow)?;
+    let earlier = earlier.get(&placed.position).map_or(&[][..], Vec::as_slice);
+    Ok(history::with_errors(placed.body.history, earlier))
 }
 
 /// A body in a segment as a job; None when the segment is done with it and another table has

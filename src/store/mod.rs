@@ -4,6 +4,7 @@
 pub mod acl;
 pub mod attempts;
 pub mod body;
+pub mod changes;
 pub mod chunks;
 pub mod claims;
 pub mod closures;
@@ -12,6 +13,7 @@ pub mod deferred;
 pub mod dlq;
 pub mod done;
 pub mod epochs;
+pub mod errors;
 pub mod evidence;
 pub mod history;
 pub mod identity;

@@ -15,7 +15,7 @@ use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::{catalog, latch, spi, xact};
 use crate::store::evidence::Ends;
-use crate::store::{identity, lanes};
+use crate::store::{changes, identity, lanes};
 use crate::{dispatch, store::settings};
 
 pub struct QueueRow {
@@ -216,7 +216,7 @@ fn is_used(db: Db, name: &str) -> Result<bool> {
         let queue = d.queue(db, name).map(|at| &d.queues[at]);
         queue.is_some_and(|q| q.lanes != NIL || q.counts != Counts::default())
     });
-    Ok(in_memory || lanes::exists(name)?)
+    Ok(in_memory || lanes::exists(name)? || changes::exist(name)?)
 }
 
 const ADD_TOTALS: &str = concat!(

@@ -152,7 +152,7 @@ impl Dispatcher<'_> {
         let at = self.item(db, receipt).ok_or(Take::Stale)?;
         let item = self.items[at];
         let claim = self.claims[item.claim];
-        if !claim.committed {
+        if !claim.committed && claim.xid != xid {
             return Err(Take::Busy(claim.xid));
         }
         let mut mark = item.mark;
