@@ -32,7 +32,7 @@ bench: ## Measure against bare tables on this machine (some hours)
 	@scripts/install-prefix release >/dev/null
 	@.venv/bin/python bench/run.py --write-docs
 
-bench-quick: ## The same small, in two minutes: are the counts right?
+bench-quick: ## The same small, in some minutes: are the counts right?
 	@scripts/setup demo
 	@scripts/install-prefix release >/dev/null
 	@.venv/bin/python bench/run.py --quick

@@ -194,3 +194,18 @@ def claimed(db, count):
     if db.count(state="available") < count:
         return None
     return db.claim(max_jobs=count)
+
+
+def test_instances_that_boot_at_once(own_db):
+    """One pass runs for an epoch, also where the server has restarted since."""
+    db = own_db
+    calls = [Background(db.connect().row, "SELECT * FROM awa.recover('deploy')") for _ in range(20)]
+    ran = [call.result()[0] for call in calls]
+    assert sorted(ran) == [False] * 19 + [True]
+    db.server.restart("immediate")
+    db.wait_served()
+    assert db.row("SELECT * FROM awa.recover('deploy')") == (False, 0, 0)
+    for namespace in ("a", "b"):
+        opts = '{"namespace": "%s"}' % namespace
+        assert db.row("SELECT * FROM awa.recover('deploy', %s)", opts)[0]
+        assert not db.row("SELECT * FROM awa.recover('deploy', %s)", opts)[0]

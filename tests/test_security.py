@@ -231,7 +231,7 @@ def reads_of_hidden(h):
 # Functions without a queue, and what was tried of them elsewhere.
 NO_QUEUE = {
     "claim_outcome", "register_runtime", "heartbeat", "deregister_runtime", "cancel_requested",
-    "recover", "runtime_control_status", "foreign_rows", "replace_segment",
+    "recover", "runtime_control_status", "runtime_state", "foreign_rows", "replace_segment",
 }
 
 
@@ -341,6 +341,7 @@ def test_a_runtime_is_not_given_away(db, role):
     refused(bare, "awa.register_runtime()")
     refused(bare, "awa.recover('e')")
     refused(bare, "awa.runtime_control_status()")
+    refused(bare, "awa.runtime_state(%s)", runtime)
 
 
 def test_who_shall_stop_is_told_to_the_queues_workers(db, role, hidden):
@@ -349,6 +350,20 @@ def test_who_shall_stop_is_told_to_the_queues_workers(db, role, hidden):
     refused(conn, "awa.cancel_requested(%s)", [hidden.running.receipt])
     assert other.column("SELECT awa.cancel_requested(%s)", [hidden.running.receipt]) == [
         hidden.running.receipt]
+
+
+def test_the_attempts_of_a_runtime_are_shown_by_queue(db, role):
+    runtime = db.value("SELECT awa.register_runtime('r')")
+    for queue in ("open", "hidden"):
+        db.insert(2, queue=queue)
+        db.claim(queue, 2, runtime=runtime)
+    some, all = role("reader", ["open"]), role("reader")
+    look = "SELECT in_flight FROM awa.runtime_state(%s)"
+    assert some.value(look, runtime) == {"open": 2}
+    assert all.value(look, runtime) == {"open": 2, "hidden": 2}
+    for conn, queues in ((some, ["open"]), (all, ["hidden", "open"])):
+        shown = conn.value("SELECT queues FROM awa.runtime_instances WHERE instance_id = %s", runtime)
+        assert [queue["queue"] for queue in shown] == queues
 
 
 def test_recovery_of_a_few_queues_touches_nothing(db, role):

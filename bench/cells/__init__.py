@@ -11,6 +11,7 @@ from . import (
     idle,
     latency,
     mixed,
+    ownership,
     pinned,
     queues,
     rescue,
@@ -22,7 +23,7 @@ CELLS = {
     cell.name: cell
     for module in (
         enqueue, single, drain, mixed, latency, pinned, queues, args, checksums, foreground,
-        idle, rescue, backlog, growth,
+        idle, rescue, ownership, backlog, growth,
     )
     for cell in module.CELLS
 }

@@ -1054,19 +1054,24 @@ CREATE TABLE awa.boot_epochs (
 );
 SELECT pg_catalog.pg_extension_config_dump('awa.boot_epochs', '');
 
-CREATE TABLE awa.runtime_instances (
+-- Who works, and who did until a day ago. A row is written when a runtime registers and when
+-- it has ended, never in between: what changes meanwhile is in memory. The view
+-- awa.runtime_instances shows both.
+CREATE TABLE awa.runtimes (
     runtime           uuid PRIMARY KEY,
     name              text,
     liveness          text NOT NULL CHECK (liveness IN ('session', 'heartbeat')),
     heartbeat_timeout interval,
-    host              text,
-    pid               int,
+    host              text NOT NULL,
+    pid               int NOT NULL,
     client_addr       inet,
     registered_at     timestamptz NOT NULL,
     registered_by     regrole,
-    opts              jsonb NOT NULL
+    opts              jsonb NOT NULL,
+    ended_at          timestamptz
 );
-SELECT pg_catalog.pg_extension_config_dump('awa.runtime_instances', '');
+CREATE INDEX runtimes_ended_at ON awa.runtimes (ended_at);
+SELECT pg_catalog.pg_extension_config_dump('awa.runtimes', '');
 
 CREATE TABLE awa.recovery_epochs (
     namespace text NOT NULL,

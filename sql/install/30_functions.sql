@@ -231,6 +231,59 @@ CREATE VIEW awa.queue_stats WITH (security_barrier) AS
            enqueue_rate, complete_rate
     FROM awa.queue_stats_rows();
 
+-- What memory knows of a runtime; NULLs where there is no dispatcher to ask (on a standby, and
+-- while memory is rebuilt).
+CREATE FUNCTION awa.runtime_state(runtime uuid)
+RETURNS TABLE (alive boolean, last_seen_at timestamptz, open_attempts bigint, in_flight jsonb)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_runtime_state';
+
+-- The first twenty columns are those that clients of awa 0.6 read: one for whom a runtime is
+-- a process that reports itself every so often.
+CREATE VIEW awa.runtime_instances WITH (security_barrier) AS
+    SELECT r.runtime AS instance_id,
+           r.host AS hostname,
+           r.pid,
+           coalesce(r.opts ->> 'version', '') AS version,
+           'queue_storage'::text AS storage_capability,
+           'auto'::text AS transition_role,
+           r.registered_at AS started_at,
+           coalesce(r.ended_at, s.last_seen_at, r.registered_at) AS last_seen_at,
+           (coalesce(extract(epoch FROM r.heartbeat_timeout), 30) * 1000)::bigint / 3
+               AS snapshot_interval_ms,
+           s.alive IS TRUE AS healthy,
+           s.alive IS TRUE AS postgres_connected,
+           s.alive IS TRUE AS poll_loop_alive,
+           s.alive IS TRUE AS heartbeat_alive,
+           s.alive IS TRUE AS maintenance_alive,
+           false AS shutting_down,
+           false AS leader,
+           NULL::int AS global_max_workers,
+           (SELECT coalesce(jsonb_agg(jsonb_build_object(
+                       'queue', q.queue,
+                       'in_flight', coalesce(s.in_flight -> q.queue, '0'),
+                       'overflow_held', NULL,
+                       'config', jsonb_build_object(
+                           'mode', 'hard_reserved', 'max_workers', NULL, 'min_workers', NULL,
+                           'weight', NULL, 'rate_limit', NULL, 'poll_interval_ms', 0,
+                           'deadline_duration_secs', 0, 'priority_aging_interval_secs', 0))
+                   ORDER BY q.queue), '[]')
+            FROM (SELECT jsonb_array_elements_text(r.opts -> 'queues')
+                  WHERE jsonb_typeof(r.opts -> 'queues') = 'array'
+                  UNION
+                  SELECT jsonb_object_keys(s.in_flight)) AS q (queue)) AS queues,
+           '{}'::jsonb AS queue_descriptor_hashes,
+           '{}'::jsonb AS job_kind_descriptor_hashes,
+           r.name,
+           r.client_addr,
+           r.liveness,
+           r.heartbeat_timeout,
+           s.alive,
+           s.open_attempts,
+           coalesce(r.opts -> 'capabilities', 'null') AS capabilities,
+           r.registered_by,
+           r.ended_at
+    FROM awa.runtimes r CROSS JOIN LATERAL awa.runtime_state(r.runtime) s;
+
 CREATE FUNCTION awa.metrics_rows()
 RETURNS TABLE (name text, kind text, labels jsonb, value float8)
 LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_metrics_rows';

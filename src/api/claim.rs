@@ -4,9 +4,10 @@ use std::cell::Cell;
 
 use super::access;
 use super::args::{self, duration, required};
+use crate::dispatch;
 use crate::dispatch::claim::{self, Claimed, Outcome, Wanted};
 use crate::dispatch::close::{self, Closer};
-use crate::dispatch::{self, wait};
+use crate::dispatch::wait::{self, Waking};
 use crate::error::{Error, Result, SqlState};
 use crate::pg::call::{Call, Returned, Rows, sql_function};
 use crate::pg::datum::{Datum, Timestamp, ToDatum};
@@ -96,11 +97,11 @@ fn run(
             }
             outcome => LAST.set(Some(outcome)),
         }
-        if xact::micros() >= until || queues.is_empty() || max_jobs == 0 {
+        let is_over = xact::micros() >= until || queues.is_empty() || max_jobs == 0;
+        if is_over || wait::wait(&queues, until, runtime)? == Waking::Asked {
             dispatch::leave_wait();
             return Ok(Returned::Void);
         }
-        wait::wait(&queues, until)?;
     }
 }
 
@@ -179,8 +180,8 @@ fn wait_for_jobs(call: &mut Call) -> Result<Returned> {
             }
             if queues.is_empty() {
                 wait::idle(until)?;
-            } else {
-                wait::wait(&queues, until)?;
+            } else if wait::wait(&queues, until, None)? == Waking::Asked {
+                return Ok(false);
             }
         }
     })?;

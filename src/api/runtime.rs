@@ -1,6 +1,6 @@
-//! register_runtime, heartbeat, deregister_runtime.
+//! register_runtime, heartbeat, deregister_runtime, and what memory knows of runtimes.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::access;
@@ -8,12 +8,12 @@ use super::args::{duration, options, required};
 use crate::dispatch;
 use crate::dispatch::close::{self, Closer};
 use crate::domain::dispatcher::Dispatcher;
-use crate::domain::entities::{Liveness, Runtime};
+use crate::domain::entities::{Liveness, Phase, Runtime};
 use crate::domain::table::NIL;
 use crate::domain::undo::Act;
 use crate::error::{Error, Result, SqlState};
 use crate::pg::call::{Call, Returned, sql_function};
-use crate::pg::datum::ToDatum;
+use crate::pg::datum::{Timestamp, ToDatum};
 use crate::pg::{guc, latch, role, xact};
 use crate::store::acl::Profile;
 use crate::store::{body, runtimes};
@@ -21,8 +21,12 @@ use crate::store::{body, runtimes};
 sql_function!(awa_register_runtime, register);
 sql_function!(awa_heartbeat, heartbeat);
 sql_function!(awa_deregister_runtime, deregister);
+sql_function!(awa_runtime_state, state);
 
 const SHORTEST_TIMEOUT: i64 = 1_000_000;
+
+/// Attempts of so many queues are shown apart.
+const MOST_QUEUES: usize = 64;
 
 fn register(call: &mut Call) -> Result<Returned> {
     xact::ensure_writable("awa.register_runtime()")?;
@@ -41,11 +45,7 @@ fn register(call: &mut Call) -> Result<Returned> {
     if timeout < SHORTEST_TIMEOUT {
         return Err(Error::invalid("heartbeat_timeout must be at least 1 second"));
     }
-    options(
-        call.jsonb_value(3).unwrap_or(Value::Null),
-        "opts",
-        &["queues", "capabilities", "version"],
-    )?;
+    let host = host_in(call.jsonb_value(3).unwrap_or(Value::Null))?;
     let opts = call.jsonb_text(3).unwrap_or_else(|| "{}".to_owned());
     let id = *Uuid::new_v4().as_bytes();
     let pid = latch::my_pid();
@@ -58,6 +58,7 @@ fn register(call: &mut Call) -> Result<Returned> {
             name: name.as_deref(),
             heartbeat: liveness == Liveness::Heartbeat,
             timeout,
+            host: host.as_deref(),
             pid,
             opts: &opts,
         },
@@ -72,13 +73,14 @@ fn register(call: &mut Call) -> Result<Returned> {
                 liveness,
                 dead: false,
                 id,
-                proc: if liveness == Liveness::Session { proc } else { 0 },
+                proc,
                 pid,
                 timeout,
                 timer: Default::default(),
                 last_seen: now,
                 claims: NIL,
                 open: 0,
+                asked: false,
             },
             now,
         )?;
@@ -87,6 +89,25 @@ fn register(call: &mut Call) -> Result<Returned> {
     });
     registered.map_err(dispatch::capacity)?;
     Ok(Returned::value(id))
+}
+
+/// The host that a runtime names, once what it says of itself has the shape that the view
+/// `runtime_instances` relies on.
+fn host_in(opts: Value) -> Result<Option<String>> {
+    let mut members = options(opts, "opts", &["queues", "capabilities", "version", "host"])?;
+    let is_list = |names: &[Value]| names.iter().all(Value::is_string);
+    match members.get("queues") {
+        None | Some(Value::Null) => {}
+        Some(Value::Array(names)) if is_list(names) => {}
+        Some(_) => return Err(Error::invalid("queues must be an array of strings")),
+    }
+    let mut text = |key: &str| match members.remove(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(_) => Err(Error::invalid(format!("{key} must be a string"))),
+    };
+    text("version")?;
+    text("host")
 }
 
 fn heartbeat(call: &mut Call) -> Result<Returned> {
@@ -141,12 +162,62 @@ fn deregister(call: &mut Call) -> Result<Returned> {
         released = close::give_back(close::take(&open, Closer::Owner)?)?;
     }
     dispatch::reserve_log(1)?;
-    runtimes::delete(id)?;
+    runtimes::end(&[id])?;
     let subxact = xact::current_subxact();
     dispatch::with(|d| {
         dispatch::log_act(d, db, subxact, Act::Deregister { runtime, id });
     });
     Ok(Returned::value(released as i64))
+}
+
+/// What memory knows of a runtime, for the view `runtime_instances`.
+///
+/// Arguments: runtime. Result, one row: whether it lives, when it was seen last (a session:
+/// now), how many attempts are open in its care, and how many of each queue. NULLs on a
+/// standby and while memory is rebuilt.
+fn state(call: &mut Call) -> Result<Returned> {
+    access::check_any(&[Profile::Operator, Profile::Reader])?;
+    let id = required(call.uuid(0), "runtime")?;
+    let mut rows = call.rows()?;
+    let mut flights = Vec::with_capacity(MOST_QUEUES);
+    let Some((alive, open)) = look_up(&id, &mut flights)? else {
+        rows.push(&[None, None, None, None])?;
+        return Ok(Returned::Void);
+    };
+    let seen = alive.map(|runtime| match runtime.liveness {
+        Liveness::Session => xact::micros(),
+        Liveness::Heartbeat => runtime.last_seen,
+    });
+    let mut shown = Map::new();
+    for (queue, count) in flights {
+        let queue = dispatch::queue_name(queue);
+        if access::may(&queue, Profile::Reader)? {
+            shown.insert(queue, Value::from(count));
+        }
+    }
+    rows.push(&[
+        Some(alive.is_some().to_datum()),
+        seen.map(|at| Timestamp(at).to_datum()),
+        Some(open.to_datum()),
+        Some(Value::Object(shown).to_datum()),
+    ])?;
+    Ok(Returned::Void)
+}
+
+/// The runtime if it lives, and how many attempts are in its care; None without a dispatcher.
+fn look_up(id: &[u8; 16], flights: &mut Vec<(u32, i64)>) -> Result<Option<(Option<Runtime>, i64)>> {
+    if xact::is_in_recovery() {
+        return Ok(None);
+    }
+    let db = dispatch::attach()?;
+    Ok(dispatch::with(|d| {
+        if d.base(db).phase != Phase::Open {
+            return None;
+        }
+        let Some(at) = d.runtime(db, id) else { return Some((None, 0)) };
+        let open = d.in_flight_of(at, flights);
+        Some((Some(d.runtimes[at]).filter(|runtime| !runtime.dead), open))
+    }))
 }
 
 /// 42501 unless the caller has the privileges of the role that registered the runtime.
@@ -182,7 +253,11 @@ fn asked_items(id: &[u8; 16]) -> Result<Vec<(i64, u8, i64)>> {
     loop {
         asked.clear();
         let is_all = dispatch::with_open(|d, db| {
-            d.runtime(db, id).is_none_or(|at| d.asked_of(at, &mut asked))
+            d.runtime(db, id).is_none_or(|at| {
+                // From here on it knows.
+                d.runtimes[at].asked = false;
+                d.asked_of(at, &mut asked)
+            })
         })?;
         if is_all {
             return Ok(asked);

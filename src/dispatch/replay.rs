@@ -248,6 +248,7 @@ fn restore_runtimes(db: Db) -> Result<()> {
             last_seen: now,
             claims: crate::domain::table::NIL,
             open: 0,
+            asked: false,
         };
         super::with(|d| match d.runtime(db, &id) {
             Some(_) => Ok(()),

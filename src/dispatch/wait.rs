@@ -24,15 +24,26 @@ pub fn is_available(queues: &[String]) -> Result<bool> {
     })
 }
 
+/// Why a sleep is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Waking {
+    /// Jobs may be there.
+    Look,
+    /// An attempt of the owner was asked to stop: it wants to know that now.
+    Asked,
+}
+
 /// Sleeps until a job was made ready in one of the queues, at most until `until`, and at
 /// most a second. Who was woken for a job and does not get to `done` lets the next waiter
 /// have it, also by an error.
-pub fn wait(queues: &[String], until: i64) -> Result<()> {
+///
+/// * `runtime` - for whom, besides the runtimes that this session has registered
+pub fn wait(queues: &[String], until: i64, runtime: Option<[u8; 16]>) -> Result<Waking> {
     for name in queues {
         // A queue that nobody has used is waited for all the same.
         ensure_loaded(name)?;
     }
-    let proc = latch::my_proc_number();
+    let (proc, pid) = (latch::my_proc_number(), latch::my_pid());
     // An abort finds us waiting from here on.
     xact::arm();
     let was_waiting = is_waiting();
@@ -43,23 +54,34 @@ pub fn wait(queues: &[String], until: i64) -> Result<()> {
         for name in queues {
             indexes.push(d.ensure_queue(db, name)?);
         }
-        Ok(d.start_wait(proc, db, &indexes))
+        if !d.start_wait(proc, db, &indexes) {
+            return Ok(Some(Waking::Look));
+        }
+        let is_asked = d.wait_as(proc, pid, runtime);
+        if is_asked {
+            d.stop_wait(proc);
+        }
+        Ok(is_asked.then_some(Waking::Asked))
     })?;
-    if !started.map_err(super::capacity)? {
-        set_waiting(was_waiting);
-        return Ok(());
+    if let Some(waking) = started.map_err(super::capacity)? {
+        set_waiting(was_waiting && waking == Waking::Look);
+        return Ok(waking);
     }
     debug_point!("wait_started", interruptible);
     let pause = (until - xact::micros()).clamp(0, LOOK);
     // Rounded up, so that the last wait does not spin.
     latch::wait((pause as u64).div_ceil(1000));
-    let woken = super::with(|d| d.wake_up(proc));
+    let (woken, asked) = super::with(|d| (d.wake_up(proc), d.waiters[proc as usize].asked));
     set_waiting(woken);
     if !woken && latch::client_is_gone() {
         return Err(client_gone());
     }
+    if asked {
+        // A job that it was woken for as well is for the next one.
+        leave_wait();
+    }
     debug_point!("wait_ended", interruptible);
-    Ok(())
+    Ok(if asked { Waking::Asked } else { Waking::Look })
 }
 
 /// The job that this backend was woken for has been taken.

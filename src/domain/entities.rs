@@ -104,6 +104,10 @@ pub struct Database {
     pub next_deferred: i64,
     /// A dead runtime has open attempts.
     pub orphans: bool,
+    /// No runtime has ended since the worker wrote down which have.
+    pub ends_noted: bool,
+    /// It does not do so again before this.
+    pub ends_rest: i64,
     /// A replay of this start has begun: the next one starts over.
     pub replayed: bool,
     /// Somebody wrote to a leaf by hand, or a lock guard was lost.
@@ -122,6 +126,8 @@ pub struct Database {
     pub cool_hand: u32,
     /// Waiters for more queues than they can name.
     pub wide_waiters: u32,
+    /// Some runtime may be `asked`.
+    pub owners_asked: bool,
     /// The worker of this database: proc number + 1; 0: none.
     pub worker: u32,
     /// The worker sleeps until then unless woken; MIN: it is awake.
@@ -607,7 +613,7 @@ pub struct Runtime {
     pub liveness: Liveness,
     pub dead: bool,
     pub id: [u8; 16],
-    /// Of the backend a session runtime is bound to: proc number + 1.
+    /// Of the backend that registered it, which a session runtime is bound to: proc number + 1.
     pub proc: u32,
     pub pid: i32,
     /// Microseconds, for heartbeats.
@@ -617,6 +623,8 @@ pub struct Runtime {
     /// Its claims with open items.
     pub claims: u32,
     pub open: u32,
+    /// An attempt of it was asked to stop while no wait was there to be told.
+    pub asked: bool,
 }
 
 impl Runtime {
@@ -639,7 +647,12 @@ pub const WAITED_QUEUES: usize = 16;
 pub struct Waiter {
     pub waiting: bool,
     pub woken: bool,
+    /// An attempt of its runtimes was asked to stop.
+    pub asked: bool,
     pub db: Db,
+    pub pid: i32,
+    /// Whom it waits for, besides the runtimes that its backend has registered; zeros: nobody.
+    pub runtime: [u8; 16],
     /// More than `WAITED_QUEUES`: it waits for any queue of its database.
     pub count: u16,
     pub queues: [u32; WAITED_QUEUES],
@@ -649,6 +662,12 @@ pub struct Waiter {
 }
 
 impl Waiter {
+    /// Whether the waiter at `proc` works for the runtime.
+    pub fn is_of(&self, proc: u32, runtime: &Runtime) -> bool {
+        let registered = runtime.proc == proc + 1 && runtime.pid == self.pid;
+        registered || runtime.id == self.runtime
+    }
+
     pub fn is_wide(&self) -> bool {
         usize::from(self.count) > WAITED_QUEUES
     }

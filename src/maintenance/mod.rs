@@ -13,6 +13,7 @@ mod promote;
 mod replay;
 pub mod rescue;
 mod retention;
+mod runtimes;
 mod turnover;
 
 use core::time::Duration;
@@ -97,6 +98,12 @@ pub static STEPS: &[Step] = &[
         kind: Kind::Punctual,
     },
     Step {
+        name: "runtimes",
+        activity: "awa: note runtimes that ended",
+        run: runtimes::note_ended,
+        kind: Kind::Punctual,
+    },
+    Step {
         name: "return",
         activity: "awa: return released jobs",
         run: promote::return_released,
@@ -136,6 +143,12 @@ pub static STEPS: &[Step] = &[
         name: "retention",
         activity: "awa: forget failed jobs",
         run: retention::clean_up,
+        kind: Kind::Prune,
+    },
+    Step {
+        name: "forget_runtimes",
+        activity: "awa: forget runtimes that ended",
+        run: runtimes::forget_ended,
         kind: Kind::Prune,
     },
     Step {

@@ -102,6 +102,7 @@ const READ: &[&str] = &[
     "queue_stats_rows",
     "dlq_rows",
     "metrics_rows",
+    "runtime_state",
     "get_job",
     "list_jobs",
     "dump_job",

@@ -70,6 +70,7 @@ pub fn runtime(id: [u8; 16]) -> Runtime {
         last_seen: 0,
         claims: NIL,
         open: 0,
+        asked: false,
     }
 }
 

@@ -4,7 +4,7 @@ use crate::domain::bits::Bits;
 use crate::domain::dispatcher::*;
 use crate::domain::entities::*;
 use crate::domain::undo::{Act, UndoLog};
-use crate::memory::{Memory, Sizes};
+use crate::memory::{Memory, Sizes, runtime};
 
 const ROOMY: Sizes = Sizes {
     queues: 40,
@@ -290,4 +290,59 @@ fn doubts_are_settled_in_the_order_of_their_acts() {
     }
     d.settle_doubts(78, true, 0);
     assert!(!d.queues[queue].paused);
+}
+
+/// A claim of one job by a runtime of the backend 7, and the receipt.
+fn owned(d: &mut Dispatcher<'_>, id: u8, queue: u32) -> (u32, i64) {
+    let at = d.register(Runtime { proc: 8, pid: 70, ..runtime([id; 16]) }, 0).unwrap();
+    produce(d, "q", 1, 1, 0);
+    let (mut popped, mut log) = (Vec::new(), UndoLog::new());
+    let queues = [queue];
+    let owned = Request { owner: Owner::Runtime(at), ..request(&queues, 1, 0) };
+    assert_eq!(d.claim(&owned, &mut popped, &mut log), Ok(Claimed::All));
+    for entry in log.entries() {
+        d.settle(entry, 0);
+    }
+    d.wakes.clear();
+    (at, popped[0].receipt)
+}
+
+#[test]
+fn a_request_to_stop_ends_the_waits_of_the_owner_or_the_next_one() {
+    let mut memory = Memory::new(&ROOMY);
+    let mut d = open(&mut memory);
+    let queue = lane(&mut d, "q", 1);
+    let (at, receipt) = owned(&mut d, 1, queue);
+    let (_, other) = owned(&mut d, 2, queue);
+    let id = d.runtimes[at].id;
+    let asked = Mark { asked: true, ..Mark::default() };
+    // Nobody waits: the next wait is told, once, and only one of the owner.
+    d.restore_mark(0, receipt, asked, 0);
+    assert!(d.start_wait(3, 0, &[queue]));
+    assert!(!d.wait_as(3, 30, None));
+    assert!(d.start_wait(7, 0, &[queue]));
+    assert!(!d.wait_as(7, 71, None), "another backend has the place of the one that registered");
+    assert!(d.wait_as(7, 70, None));
+    assert!(!d.wait_as(7, 70, None));
+    // Those who wait are told, by the name of the runtime as well.
+    assert!(d.start_wait(4, 0, &[queue]));
+    assert!(!d.wait_as(4, 40, Some(d.runtimes[at].id)));
+    d.restore_mark(0, receipt, Mark::default(), 0);
+    d.restore_mark(0, receipt, asked, 0);
+    assert!(!d.waiters[3].asked && d.waiters[7].asked && d.waiters[4].asked);
+    assert_eq!(d.wakes.as_slice(), [7, 4]);
+    d.wakes.clear();
+    for proc in [3, 4, 7] {
+        assert!(!d.stop_wait(proc));
+    }
+    // Told, they begin anew; a request that is there already tells nobody.
+    assert!(d.start_wait(4, 0, &[queue]));
+    assert!(!d.wait_as(4, 40, Some(id)));
+    d.restore_mark(0, receipt, asked, 0);
+    assert!(!d.waiters[4].asked);
+    d.restore_mark(0, other, asked, 0);
+    assert!(!d.waiters[4].asked);
+    assert!(d.start_wait(7, 0, &[queue]));
+    assert!(d.wait_as(7, 70, None));
+    assert!(!d.base(0).owners_asked);
 }

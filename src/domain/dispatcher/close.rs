@@ -283,7 +283,7 @@ impl Dispatcher<'_> {
         false
     }
 
-    fn count_items(&self, mut item: u32, is_it: impl Fn(&Item) -> bool) -> u64 {
+    pub(super) fn count_items(&self, mut item: u32, is_it: impl Fn(&Item) -> bool) -> u64 {
         let mut count = 0;
         while item != NIL {
             count += u64::from(is_it(&self.items[item]));
@@ -311,8 +311,9 @@ impl Dispatcher<'_> {
                 } else {
                     if committed && !closing && self.items[item].aside <= now {
                         if receipts.len() >= limit {
-                            // The rest of this claim is the next batch's.
-                            next = now;
+                            // The rest of this claim is the next batch's, and that is now: a
+                            // timer set to `now` would be up a tick later, and end the pass.
+                            next = 0;
                             break;
                         }
                         receipts.push(receipt);

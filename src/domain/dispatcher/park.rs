@@ -19,6 +19,10 @@ impl Dispatcher<'_> {
         }
         self.items[at].mark = mark;
         self.items[at].noted = true;
+        let is_asked = |mark: &Mark| mark.asked && mark.care == Care::Claimer;
+        if owned && is_asked(&mark) && !is_asked(&before) {
+            self.tell_owner(runtime);
+        }
         let wheel = &mut self.databases[usize::from(db)].callback_wheel;
         if mark.is_parked() {
             wheel.start(&mut self.items, at, mark.until);

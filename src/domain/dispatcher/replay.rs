@@ -200,6 +200,7 @@ impl Dispatcher<'_> {
                         last_seen: claimed_at,
                         claims: NIL,
                         open: 0,
+                        asked: false,
                     };
                     self.runtimes.insert(dead).ok_or(Full::Runtimes)?
                 }
@@ -390,6 +391,8 @@ impl Dispatcher<'_> {
         database.end_receipt = receipts.1;
         database.next_deferred = database.next_deferred.min(next_deferred);
         database.phase = Phase::Open;
+        // Rows of runtimes may have come with those that were replayed.
+        database.ends_noted = false;
         database.changes += 1;
         let mut from = 0;
         while let Some(at) = self.claims.next_used(from) {

@@ -63,6 +63,10 @@ impl Dispatcher<'_> {
     pub fn bury_runtime(&mut self, at: u32) {
         let db = self.runtimes[at].db;
         self.runtimes[at].dead = true;
+        let database = self.base(db);
+        database.ends_noted = false;
+        let rest = database.ends_rest;
+        self.wake_worker_for(db, rest);
         self.databases[usize::from(db)].runtime_wheel.stop(&mut self.runtimes, at);
         let mut claim = self.runtimes[at].claims;
         while claim != NIL {
@@ -159,6 +163,33 @@ impl Dispatcher<'_> {
         true
     }
 
+    /// How many open attempts are in the care of a runtime; `by_queue` has them by queue, as
+    /// many queues as it has room for.
+    pub fn in_flight_of(&self, at: u32, by_queue: &mut Vec<(u32, i64)>) -> i64 {
+        let (mut claim, mut total) = (self.runtimes[at].claims, 0);
+        while claim != NIL {
+            let Claim { lane, items, next, .. } = self.claims[claim];
+            let open = self.count_items(items, |item| item.mark.care == Care::Claimer) as i64;
+            let queue = self.lanes[lane].queue;
+            total += open;
+            if let Some((_, count)) = by_queue.iter_mut().find(|(known, _)| *known == queue) {
+                *count += open;
+            } else if open > 0 && by_queue.len() < by_queue.capacity() {
+                by_queue.push((queue, open));
+            }
+            claim = next;
+        }
+        total
+    }
+
+    /// Of these runtimes, those that do not live; all of them live where memory cannot tell.
+    pub fn keep_ended(&mut self, db: Db, ids: &mut Vec<[u8; 16]>) {
+        let is_open = self.base(db).phase == Phase::Open;
+        let lives =
+            |d: &Self, id: &[u8; 16]| d.runtime(db, id).is_some_and(|at| !d.runtimes[at].dead);
+        ids.retain(|id| is_open && !lives(self, id));
+    }
+
     /// When the worker has something to do at the latest; MAX: never.
     pub fn next_due(&mut self, db: Db) -> i64 {
         let database = self.base(db);
@@ -166,7 +197,9 @@ impl Dispatcher<'_> {
         if database.replay_due || database.doubts_due || database.count_due {
             return i64::MIN;
         }
+        let is_open = database.phase == Phase::Open;
         [
+            (is_open && !database.ends_noted).then_some(database.ends_rest),
             database.orphans.then(|| rest(Kind::Owner)),
             database.claim_wheel.next_look().map(|at| at.max(rest(Kind::Deadline))),
             database.callback_wheel.next_look().map(|at| at.max(rest(Kind::Callback))),

@@ -71,6 +71,55 @@ impl Dispatcher<'_> {
         true
     }
 
+    /// The wait that has begun is for these runtimes too: the one named, and those that the
+    /// backend registered. True when an attempt of theirs was asked to stop and nobody has been
+    /// told since.
+    pub fn wait_as(&mut self, proc: u32, pid: i32, runtime: Option<[u8; 16]>) -> bool {
+        let waiter = &mut self.waiters[proc as usize];
+        waiter.pid = pid;
+        waiter.runtime = runtime.unwrap_or_default();
+        let (db, waiter) = (waiter.db, *waiter);
+        if !self.base(db).owners_asked {
+            return false;
+        }
+        let (mut told, mut others, mut from) = (false, false, 0);
+        while let Some(at) = self.runtimes.next_used(from) {
+            from = at + 1;
+            let runtime = &mut self.runtimes[at];
+            if runtime.db != db || !runtime.asked {
+                continue;
+            }
+            if waiter.is_of(proc, runtime) {
+                runtime.asked = false;
+                told = true;
+            } else {
+                others = true;
+            }
+        }
+        self.base(db).owners_asked = others;
+        told
+    }
+
+    /// An attempt of the runtime was asked to stop: every wait of its owner ends, or the next
+    /// one that begins.
+    pub(super) fn tell_owner(&mut self, at: u32) {
+        let owner = self.runtimes[at];
+        let (mut told, mut proc) = (false, self.waiting[0]);
+        while proc != NIL {
+            let waiter = &mut self.waiters[proc as usize];
+            if waiter.db == owner.db && waiter.is_of(proc, &owner) {
+                waiter.asked = true;
+                told = true;
+                self.wakes.push(proc);
+            }
+            proc = self.waiters[proc as usize].next;
+        }
+        if !told {
+            self.runtimes[at].asked = true;
+            self.base(owner.db).owners_asked = true;
+        }
+    }
+
     /// Ends a wait. True when it was woken, so that jobs may be there.
     pub fn stop_wait(&mut self, proc: u32) -> bool {
         let waiter = self.waiters[proc as usize];
