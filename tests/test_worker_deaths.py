@@ -72,10 +72,18 @@ def rescue_callback(db, queue):
     return lambda: db.state(job.job_id) != "waiting_external"
 
 
+def note_ended(db, queue):
+    with db.server.connect(db.name) as conn:
+        runtime = conn.value("SELECT awa.register_runtime('mortal')")
+    ended = "SELECT ended_at IS NOT NULL FROM awa.runtimes WHERE runtime = %s"
+    return lambda: db.column(ended, runtime) != [False]
+
+
 def retention(db, queue):
-    db.execute("SELECT awa.configure_queue(%s, '{\"failed_retention\": \"0\"}')", queue)
     job = enqueue(db, queue)
     db.execute("SELECT awa.fail(%s, 'x', terminal => true)", db.claim(queue)[0].receipt)
+    # The worker looks now and then, and when a setting has changed.
+    db.server.reload(awa__failed_retention="0")
     return lambda: db.state(job) is None
 
 
@@ -98,7 +106,7 @@ def claims(db, queue):
 STEPS = {
     "replay": replay, "fence": fence, "promote": promote,
     "rescue_owner": rescue_owner, "rescue_deadline": rescue_deadline,
-    "rescue_callback": rescue_callback, "retention": retention, "rotate": turnover,
+    "rescue_callback": rescue_callback, "runtimes": note_ended, "retention": retention, "rotate": turnover,
     "list": turnover, "truncate": turnover,
 }
 CASES = [(step, how) for step in STEPS for how in ("killed", "stopped")]
@@ -112,7 +120,8 @@ def test_dies_in_a_step(room, step, how):
     work = STEPS.get(step, turnover)
     turns = work is turnover
     db.execute("SELECT awa.configure_queue(%s, '{\"backoff\": {\"base\": \"10 ms\"}}')", queue)
-    db.server.reload(awa__rotate_interval="100ms" if turns else "1h")
+    db.server.reload(awa__rotate_interval="100ms" if turns else "1h",
+                     awa__failed_retention=None)
     points = DebugPoints(db)
     points.arm(step)
     done = work(db, queue)
@@ -138,6 +147,7 @@ def test_dies_in_a_step(room, step, how):
 def test_every_step_is_among_them(room):
     """A new step needs a line above, or a reason here."""
     known = {row[0] for row in room.rows("SELECT step FROM awa.maintain()")}
-    # The receipts last for days; "count" is the second half of what "ends_counted" stops, for
+    # The receipts last for days, runtimes that ended for hours; "count" is the second half of what "ends_counted" stops, for
     # a memory short of room; the others write nothing.
-    assert known - STEPS.keys() == {"receipts", "count", "doubts", "return", "control", "debug"}
+    assert known - STEPS.keys() == {
+        "receipts", "forget_runtimes", "count", "doubts", "return", "control", "debug"}
