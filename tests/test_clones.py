@@ -224,6 +224,8 @@ def test_a_restored_dump_is_no_copy(own):
         place.run([own.server.bin / "pg_dump", "-Fc", "-f", dump, "-d", source.conninfo()])
         place.run([own.server.bin / "pg_restore", "--exit-on-error", "-d", restored.conninfo(), dump])
         restored.wait_served()
+        # What was restored reaches memory through a replay.
+        wait_until(lambda: restored.value("SELECT sum(available) FROM awa.queue_stats") == 2)
         assert len(restored.claim(max_jobs=5)) == 2
         restored.insert(1, queue="new")
         assert len(restored.claim("new")) == 1

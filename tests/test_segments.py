@@ -6,7 +6,7 @@ import pytest
 from conftest import use
 from psycopg.types.json import Jsonb
 
-from harness import Background, Database, claim, wait_until
+from harness import Background, Database, DebugPoints, claim, wait_until
 
 BATCH = 1000
 FAST_RING = {"awa.rotate_interval": "100ms", "awa.completed_retention": "0"}
@@ -224,3 +224,268 @@ def test_a_segment_that_somebody_reads_holds_up_no_other(ring):
     assert db.value(first) == 0
     reader.rollback_sql()
     wait_until(lambda: db.value(first) > 0, 20)
+
+
+def segment_rows(db):
+    return db.rows("SELECT segment, state, since, generation FROM awa.segments ORDER BY 1")
+
+
+def current(db):
+    return db.value("SELECT segment FROM awa.segments WHERE state = 'current'")
+
+
+def test_rotation_by_age(new_server, request):
+    server = new_server({"awa.rotate_interval": "300ms", "awa.rotate_size": "1GB"})
+    for db in use(Database(server), request):
+        first = current(db)
+        start = time.monotonic()
+        db.insert(1)
+        wait_until(lambda: current(db) != first, 5)
+        assert time.monotonic() - start < 3
+
+
+def test_rotation_by_size(new_server, request):
+    server = new_server({"awa.rotate_interval": "1h", "awa.rotate_size": "1MB"})
+    for db in use(Database(server), request):
+        first = current(db)
+        db.insert(10)
+        # It looks each second: a small segment stays.
+        db.rows("SELECT pg_sleep(2.5)")
+        assert current(db) == first
+        db.insert(2000, metadata={"pad": "x" * 1000})
+        wait_until(lambda: current(db) != first, 10)
+
+
+def test_no_rotation_when_idle(ring):
+    """Not the first time, and not after there was something to do."""
+    db = ring
+    before = segment_rows(db)
+    db.rows("SELECT pg_sleep(1.5)")
+    assert segment_rows(db) == before
+    pass_jobs(db.conn, 1000)
+    wait_until(lambda: leaf_bytes(db) and turns(db) > 0, 20)
+
+    def quiet():
+        now = segment_rows(db)
+        db.rows("SELECT pg_sleep(1)")
+        return segment_rows(db) == now
+
+    wait_until(quiet, 20)
+
+
+def test_rotation_waits_for_a_free_segment(new_server, request):
+    """Where none is free the current one grows, and nothing is lost."""
+    server = new_server({"awa.rotate_interval": "100ms", "awa.completed_retention": "0"})
+    for db in use(Database(server), request):
+        stayed = []
+
+        def full():
+            stayed.extend(db.insert(1, queue="stays"))
+            return db.value(
+                "SELECT count(*) FROM awa.segments WHERE segment < 12 AND state = 'free'"
+            ) == 0
+
+        wait_until(full, 30)
+        last = current(db)
+        more = db.insert(50, queue="stays")
+        db.rows("SELECT * FROM awa.maintain()")
+        assert current(db) == last
+        assert [job.job_id for job in db.claim("stays", 1000)] == stayed + more
+
+
+@pytest.mark.parametrize("how", ["plain", "savepoint", "prepared", "bulk"])
+def test_a_sealed_segment_waits_for_its_writers(ring, how):
+    """A transaction that wrote to it may be of any age; its jobs come through."""
+    db = ring
+    writer = db.connect()
+    writer.begin()
+    held = current(db)
+    if how == "savepoint":
+        writer.execute("SAVEPOINT a")
+        writer.value("SELECT awa.insert_job('gone', queue => 'held')")
+        writer.execute("ROLLBACK TO a")
+        writer.execute("SAVEPOINT b")
+    count = 1500 if how == "bulk" else 1
+    ids = [
+        row[0] for row in writer.rows(
+            "SELECT job_id FROM awa.insert_jobs(%s) ORDER BY ord",
+            Jsonb([{"kind": "k", "queue": "held"}] * count),
+        )
+    ]
+    if how == "savepoint":
+        writer.execute("RELEASE b")
+    if how == "prepared":
+        writer.execute("PREPARE TRANSACTION 'held'")
+    wait_until(
+        lambda: pass_jobs(db.conn, 1000) and turns(db) >= 14, 60, what="more than a whole turn"
+    )
+    generation = "SELECT generation FROM awa.segments WHERE segment = %s"
+    assert db.value(generation, held) == 0
+    if how == "prepared":
+        db.server.crash()
+        db.wait_served()
+        wait_until(lambda: pass_jobs(db.conn, 1000) and turns(db) >= 20, 60)
+        assert db.value(generation, held) == 0
+        db.execute("COMMIT PREPARED 'held'")
+    else:
+        writer.commit_sql()
+    jobs = wait_until(lambda: db.claim("held", count))
+    assert [job.job_id for job in jobs] == ids
+    db.rows("SELECT * FROM awa.complete_many(%s)", [job.receipt for job in jobs])
+    wait_until(lambda: db.value(generation, held) > 0, 30, what="the segment to be emptied")
+
+
+def test_the_proof_is_repeated_under_the_lock(ring):
+    """A row that comes between the proof and the locks saves its segment."""
+    db = ring
+    points = DebugPoints(db)
+    job_id, = db.insert(queue="first")
+    held = current(db)
+    points.arm("truncate_proved")
+    db.execute("SELECT awa.complete(%s)", db.claim("first")[0].receipt)
+    wait_until(lambda: current(db) != held, 10)
+    points.wait("truncate_proved", timeout=20)
+    # By hand, as a restore does: it changes no counter, and fits into a page that is there.
+    before = db.value(f"SELECT count(*) FROM awa.ready_entries_{held}")
+    db.execute(
+        f"INSERT INTO awa.ready_entries_{held} (position, lane_id, created_at, attempts,"
+        " max_attempts, kind, args)"
+        " SELECT position + 1, lane_id, created_at, attempts, max_attempts, 'by hand', args"
+        f" FROM awa.ready_entries_{held} WHERE position = %s",
+        job_id,
+    )
+    points.release("truncate_proved")
+    job, = wait_until(lambda: db.claim("first"), 20)
+    assert (job.kind, before) == ("by hand", 1)
+    assert db.value("SELECT generation FROM awa.segments WHERE segment = %s", held) == 0
+    db.execute("SELECT awa.complete(%s)", job.receipt)
+
+
+def test_work_goes_on_while_a_segment_is_emptied(ring):
+    """Claims, completions and enqueues want no lock that the worker has."""
+    db = ring
+    points = DebugPoints(db)
+    points.arm("truncate_locked")
+    pass_jobs(db.conn, 1000)
+    points.wait("truncate_locked", timeout=20)
+    worker = db.connect()
+    worker.execute("SET statement_timeout = '2s'; SET lock_timeout = '100ms'")
+    for _ in range(5):
+        pass_jobs(worker, 2000)
+    claimed = claim(worker, "busy", 1)
+    assert claimed == []
+    job_id = worker.value("SELECT awa.insert_job('k', queue => 'busy')")
+    job, = claim(worker, "busy", 1)
+    worker.execute("SELECT awa.fail(%s, 'x', '0')", (job.receipt,))
+    assert job.job_id == job_id
+    points.release("truncate_locked")
+    last, = wait_until(lambda: db.claim("busy"))
+    db.execute("SELECT awa.complete(%s)", last.receipt)
+
+
+@pytest.mark.parametrize("table", [
+    "ready_entries", "lease_claim_batches", "lease_claim_closures", "toast",
+])
+def test_no_lock_is_waited_for(ring, table):
+    """Neither of a leaf nor of its TOAST table; the one that is held up is emptied later."""
+    db = ring
+    db.insert(1)
+    held = current(db)
+    name = f"awa.ready_entries_{held}" if table == "toast" else f"awa.{table}_{held}"
+    locker = db.connect()
+    locker.begin()
+    if table == "toast":
+        name = db.value("SELECT reltoastrelid::regclass::text FROM pg_class WHERE oid = %s::regclass",
+                        name)
+        # A read of one takes the lock that a vacuum or a detoasting reader has.
+        locker.execute(f"SELECT count(*) FROM {name}")
+    else:
+        locker.execute(f"LOCK TABLE {name} IN ACCESS SHARE MODE")
+    db.execute("SELECT awa.complete(%s)", db.claim()[0].receipt)
+    waiting = []
+
+    def others_turn():
+        pass_jobs(db.conn, 1000)
+        waiting.extend(db.rows(
+            "SELECT l.pid FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
+            " WHERE NOT l.granted AND a.backend_type LIKE 'awa%%'"
+        ))
+        return turns(db) >= 5
+
+    wait_until(others_turn, 30)
+    generation = "SELECT generation FROM awa.segments WHERE segment = %s"
+    assert (waiting, db.value(generation, held)) == ([], 0)
+    locker.rollback_sql()
+    wait_until(lambda: db.value(generation, held) > 0, 20)
+
+
+def test_a_dump_of_hours(ring):
+    """It has every table open, under one snapshot, for as long as it likes."""
+    db = ring
+    kept = db.insert(20, queue="kept")
+    dump = db.connect()
+    dump.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    tables = dump.column(
+        "SELECT oid::regclass::text FROM pg_class"
+        " WHERE relnamespace = 'awa'::regnamespace AND relkind = 'r'"
+    )
+    dump.execute(f"LOCK TABLE {', '.join(tables)} IN ACCESS SHARE MODE")
+    before = turns(db)
+    worker = db.connect()
+    worker.execute("SET lock_timeout = '200ms'; SET statement_timeout = '5s'")
+    for _ in range(30):
+        pass_jobs(worker, 1000)
+    assert turns(db) == before
+    # What its snapshot saw is there, and nothing else.
+    seen = sum(dump.value(f"SELECT count(*) FROM awa.ready_entries_{n}") for n in range(16))
+    assert seen == 20
+    dump.commit_sql()
+    wait_until(
+        lambda: pass_jobs(db.conn, 1000) and turns(db) >= before + 5, 30, what="the ring to turn"
+    )
+    assert [job.job_id for job in db.claim("kept", 100)] == kept
+
+
+READS = [
+    "SELECT * FROM awa.get_job({job})",
+    "SELECT * FROM awa.list_jobs()",
+    "SELECT awa.dump_job({job})",
+    "SELECT * FROM awa.job_attempts({job})",
+    "SELECT awa.get_result({job})",
+    "SELECT * FROM awa.runtime_control_status()",
+    "SELECT awa.cancel_requested('{{1}}')",
+    "SELECT awa.claim_outcome()",
+    "SELECT * FROM awa.check()",
+]
+
+
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_no_reader_in_its_transaction_holds_space_back(ring, isolation):
+    """Every view and every function that reads, and a cursor that is not at its end."""
+    db = ring
+    empty = leaf_bytes(db)
+    job, = db.insert(1)
+    receipt = db.claim()[0].receipt
+    db.insert(5, queue="busy")
+    reader = db.connect()
+    reader.execute(f"BEGIN ISOLATION LEVEL {isolation}")
+    views = db.column(
+        "SELECT oid::regclass::text FROM pg_class"
+        " WHERE relnamespace = 'awa'::regnamespace AND relkind = 'v'"
+    )
+    assert len(views) > 3
+    for view in views:
+        reader.rows(f"SELECT * FROM {view}")
+    for query in READS:
+        reader.rows(query.format(job=job))
+    reader.execute("DECLARE c CURSOR FOR SELECT * FROM awa.jobs")
+    assert len(reader.rows("FETCH 1 FROM c")) == 1
+    db.execute("SELECT awa.complete(%s)", receipt)
+    db.rows(
+        "SELECT * FROM awa.complete_many(%s)", [job.receipt for job in db.claim("busy", 10)]
+    )
+    pass_jobs(db.conn, 5000)
+    wait_until(
+        lambda: leaf_bytes(db) <= empty, 30, what=lambda: f"{leaf_bytes(db)} to be {empty}"
+    )
+    reader.rollback_sql()

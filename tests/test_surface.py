@@ -116,6 +116,9 @@ FUNCTIONS = {
     "recover": (
         "epoch text, opts jsonb", "TABLE(ran boolean, orphaned bigint, rescued bigint)"
     ),
+    "upsert_queue_descriptor": ("queue text, descriptor jsonb, runtime uuid", "boolean"),
+    "upsert_job_kind_descriptor": ("kind text, descriptor jsonb, runtime uuid", "boolean"),
+    "ensure_claim_batch_job_index": ("claim_slot integer", "boolean"),
     "maintain": ("", "TABLE(step text, did bigint, took interval)"),
     "check": ("", "TABLE(invariant text, ok boolean, detail text)"),
     "rebuild": ("", "void"),

@@ -217,6 +217,36 @@ CREATE VIEW awa.dlq WITH (security_barrier) AS
            run_lease
     FROM awa.dlq_rows();
 
+CREATE FUNCTION awa.upsert_queue_descriptor(
+    queue text, descriptor jsonb, runtime uuid DEFAULT NULL)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'awa_upsert_queue_descriptor';
+COMMENT ON FUNCTION awa.upsert_queue_descriptor IS 'Declares what a queue is for; true: changed';
+
+CREATE FUNCTION awa.upsert_job_kind_descriptor(
+    kind text, descriptor jsonb, runtime uuid DEFAULT NULL)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'awa_upsert_job_kind_descriptor';
+COMMENT ON FUNCTION awa.upsert_job_kind_descriptor IS
+    'Declares what jobs of a kind are; true: changed';
+
+CREATE FUNCTION awa.descriptor_rows(subject text)
+RETURNS TABLE (
+    name text, display_name text, description text, owner text, docs_url text, tags text[],
+    extra jsonb, descriptor_hash text, sync_interval_ms bigint, created_at timestamptz,
+    updated_at timestamptz, last_seen_at timestamptz, stale boolean, drifted boolean)
+LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_descriptor_rows';
+
+CREATE VIEW awa.queue_descriptor_status WITH (security_barrier) AS
+    SELECT name AS queue, display_name, description, owner, docs_url, tags, extra,
+           descriptor_hash, sync_interval_ms, created_at, updated_at, last_seen_at, stale, drifted
+    FROM awa.descriptor_rows('queue');
+
+CREATE VIEW awa.job_kind_descriptor_status WITH (security_barrier) AS
+    SELECT name AS kind, display_name, description, owner, docs_url, tags, extra,
+           descriptor_hash, sync_interval_ms, created_at, updated_at, last_seen_at, stale, drifted
+    FROM awa.descriptor_rows('kind');
+
 CREATE FUNCTION awa.queue_stats_rows()
 RETURNS TABLE (
     queue text, paused boolean, scheduled bigint, available bigint, running bigint,
@@ -271,8 +301,12 @@ CREATE VIEW awa.runtime_instances WITH (security_barrier) AS
                   WHERE jsonb_typeof(r.opts -> 'queues') = 'array'
                   UNION
                   SELECT jsonb_object_keys(s.in_flight)) AS q (queue)) AS queues,
-           '{}'::jsonb AS queue_descriptor_hashes,
-           '{}'::jsonb AS job_kind_descriptor_hashes,
+           (SELECT coalesce(jsonb_object_agg(d.name, d.descriptor_hash), '{}')
+            FROM awa.descriptor_declarations AS d
+            WHERE d.runtime = r.runtime AND d.subject = 'queue') AS queue_descriptor_hashes,
+           (SELECT coalesce(jsonb_object_agg(d.name, d.descriptor_hash), '{}')
+            FROM awa.descriptor_declarations AS d
+            WHERE d.runtime = r.runtime AND d.subject = 'kind') AS job_kind_descriptor_hashes,
            r.name,
            r.client_addr,
            r.liveness,
@@ -382,6 +416,12 @@ RETURNS TABLE (
     fleet_halted boolean, runtime uuid, runtime_name text, supported boolean, observed text,
     observed_at timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_runtime_control_status';
+
+CREATE FUNCTION awa.ensure_claim_batch_job_index(claim_slot int)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'awa_ensure_claim_batch_job_index';
+COMMENT ON FUNCTION awa.ensure_claim_batch_job_index IS
+    'Makes the index that finds the claims of one job in a segment that stays';
 
 CREATE FUNCTION awa.maintain()
 RETURNS TABLE (step text, did bigint, took interval)

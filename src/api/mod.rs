@@ -8,6 +8,7 @@ mod claim;
 mod close;
 mod compat;
 mod control;
+mod descriptors;
 mod dlq;
 mod filter;
 mod grants;

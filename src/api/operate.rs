@@ -1,21 +1,25 @@
-//! maintain, check, rebuild, and the trigger on the leaves.
+//! maintain, check, rebuild, ensure_claim_batch_job_index, and the trigger on the leaves.
 
 use std::time::Instant;
 
 use super::access;
+use super::args::required;
 use crate::dispatch;
 use crate::domain::undo::Act;
 use crate::error::{Error, Result, SqlState};
-use crate::maintenance::{Context, STEPS};
+use crate::maintenance::{Context, STEPS, index};
 use crate::pg::call::{Call, Returned, sql_function};
+use crate::pg::catalog::{self, Leaf};
 use crate::pg::datum::{Interval, ToDatum};
-use crate::pg::{catalog, latch, spi, trigger, xact};
+use crate::pg::{latch, log, role, spi, trigger, xact};
 use crate::store::acl::Profile;
+use crate::store::claim_index::{self, Found};
 use crate::store::segments;
 
 sql_function!(awa_maintain, maintain);
 sql_function!(awa_check, check);
 sql_function!(awa_rebuild, rebuild);
+sql_function!(awa_ensure_claim_batch_job_index, ensure_index);
 sql_function!(awa_foreign_rows, foreign_rows);
 sql_function!(awa_replace_segment, replace_segment);
 
@@ -79,6 +83,38 @@ fn rebuild(_call: &mut Call) -> Result<Returned> {
         latch::wait(20);
     }
     Ok(Returned::Void)
+}
+
+/// Makes the index by which the claims of one job are found in a segment, unless it is there.
+///
+/// Argument: claim_slot, the segment. Result: whether it is there now; false for the current
+/// segment, where it would cost more than it saves, while somebody claims jobs of the segment,
+/// and, with a warning, where something else has its name. Errors: 22023 for another number,
+/// 42501 unless the caller may truncate the table.
+fn ensure_index(call: &mut Call) -> Result<Returned> {
+    let slot = required(call.i32(0), "claim_slot")?;
+    let segment =
+        u8::try_from(slot).ok().filter(|at| *at < catalog::SEGMENTS).ok_or_else(|| {
+            let last = catalog::SEGMENTS - 1;
+            Error::invalid(format!("claim_slot must be between 0 and {last}"))
+        })?;
+    xact::ensure_writable("awa.ensure_claim_batch_job_index()")?;
+    if !role::may_truncate(catalog::leaf(Leaf::Claims, segment)?) {
+        return Err(Error::new(
+            SqlState::INSUFFICIENT_PRIVILEGE,
+            format!("permission denied for table lease_claim_batches_{segment}"),
+        )
+        .detail("Only roles with the privilege TRUNCATE may index it."));
+    }
+    claim_index::refresh_execute()?;
+    if segments::is_current(segment)? {
+        return Ok(Returned::value(false));
+    }
+    let found = claim_index::ensure(segment)?;
+    if found == Found::Taken {
+        log::warning(&index::taken(segment));
+    }
+    Ok(Returned::value(matches!(found, Found::Present | Found::Made)))
 }
 
 /// Rows that did not come through our functions reach memory through a replay.

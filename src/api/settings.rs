@@ -16,17 +16,10 @@ use crate::store::{queues, settings};
 sql_function!(awa_configure_queue, configure);
 
 /// Settings of the contract that this version has no use for yet.
-const LATER: &[&str] = &[
-    "rate_limit",
-    "max_running",
-    "max_running_per_key",
-    "max_depth",
-    "ordering",
-    "notify",
-    "completed_retention",
-];
+const LATER: &[&str] =
+    &["rate_limit", "max_running", "max_running_per_key", "max_depth", "ordering", "notify"];
 const KNOWN: &str = "priority, max_attempts, attempt_deadline, priority_aging, backoff, \
-                     enqueue_shards, dlq_enabled, failed_retention";
+                     enqueue_shards, dlq_enabled, completed_retention, failed_retention";
 const BACKOFF: &[&str] = &["base", "factor", "jitter", "max"];
 
 /// What is not named stays; null restores the default.
@@ -62,6 +55,7 @@ fn change(name: &str, value: &Value, changes: &mut Map<String, Value>) -> Result
             ("attempt_deadline_us", |name, value| Ok(json!(micros(name, value)?)))
         }
         "priority_aging" => ("priority_aging_us", |name, value| Ok(json!(micros(name, value)?))),
+        "completed_retention" => ("completed_retention_us", retention),
         "failed_retention" => ("failed_retention_us", retention),
         "backoff" => ("backoff", backoff),
         "dlq_enabled" => ("dlq_enabled", boolean),
@@ -132,8 +126,11 @@ fn backoff(_name: &str, value: &Value) -> Result<Value> {
 fn in_force(stored: &Value) -> Value {
     let QueueSettings { priority, shards, max_attempts, attempt_deadline, ageing, backoff, dlq } =
         settings::from_json(stored);
-    let kept = settings::failed_retention(stored)
+    let failed = settings::failed_retention(stored)
         .unwrap_or_else(|| guc::failed_retention().as_micros() as i64);
+    let completed = settings::completed_retention(stored)
+        .unwrap_or_else(|| guc::completed_retention().map_or(-1, |kept| kept.as_micros() as i64));
+    let kept = |micros| if micros < 0 { "-1".to_owned() } else { interval(micros) };
     json!({
         "priority": priority,
         "max_attempts": max_attempts,
@@ -147,7 +144,8 @@ fn in_force(stored: &Value) -> Value {
         },
         "enqueue_shards": shards,
         "dlq_enabled": dlq,
-        "failed_retention": if kept < 0 { "-1".to_owned() } else { interval(kept) },
+        "completed_retention": kept(completed),
+        "failed_retention": kept(failed),
     })
 }
 

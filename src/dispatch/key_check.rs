@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::pg::snapshot::Snapshot;
 use crate::store::body::Body;
 use crate::store::evidence::Evidence;
-use crate::store::{deferred, dlq, done, unique};
+use crate::store::{deferred, dlq, done, kept, unique};
 
 struct Job {
     id: i64,
@@ -51,6 +51,10 @@ impl Keys {
             keys.add(row.done.job_id, &row.done.body, State::Failed);
             Ok(true)
         })?;
+        kept::read_all(Snapshot::SelfNow, |row| {
+            keys.add(row.done.job_id, &row.done.body, State::Completed);
+            Ok(true)
+        })?;
         Ok(keys)
     }
 
@@ -80,7 +84,7 @@ impl Keys {
         unique::of_segment(segment, Snapshot::SelfNow, |job| {
             let (number, offset) = split(job.position);
             let chunk = evidence.chunks.get(&number).copied().unwrap_or_default();
-            let state = if chunk.completed.contains(offset) {
+            let state = if chunk.completed.contains(offset) && !chunk.kept.contains(offset) {
                 State::Completed
             } else if chunk.disposed.contains(offset) {
                 // Another table has the job.

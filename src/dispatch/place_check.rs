@@ -7,7 +7,7 @@ use crate::domain::receipt;
 use crate::error::Result;
 use crate::pg::snapshot::Snapshot;
 use crate::store::evidence::Evidence;
-use crate::store::{body, deferred, dlq, done, epochs};
+use crate::store::{body, deferred, dlq, done, epochs, kept};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
@@ -15,6 +15,7 @@ enum Place {
     Deferred,
     Done,
     Dead,
+    Kept,
 }
 
 /// Jobs outside the segments, and those in them whose ids are not their positions: all others
@@ -48,6 +49,10 @@ impl Places {
         })?;
         dlq::read_all(Snapshot::SelfNow, |row| {
             places.jobs.push((row.done.job_id, Place::Dead));
+            Ok(true)
+        })?;
+        kept::read_all(Snapshot::SelfNow, |row| {
+            places.jobs.push((row.done.job_id, Place::Kept));
             Ok(true)
         })?;
         Ok(places)

@@ -449,7 +449,7 @@ impl Segment<'_> {
         releases: &mut Releases,
     ) -> Result<()> {
         let end = match outcome {
-            Outcome::Completed => End::Completed,
+            Outcome::Completed | Outcome::Kept => End::Completed,
             Outcome::Failed | Outcome::DeadLettered => End::Failed,
             Outcome::Cancelled => End::Cancelled,
             Outcome::Moved => End::Moved,

@@ -259,6 +259,15 @@ pub fn forget(rows: &[Done]) -> Result<u64> {
     Ok(rows.len() as u64)
 }
 
+/// The same of completed jobs.
+pub fn forget_completed(rows: &[Done]) -> Result<u64> {
+    let mut switcher = Switcher::new(Patience::Wait);
+    for row in rows {
+        switcher.drop_key(row.job_id, &row.body, State::Completed)?;
+    }
+    Ok(rows.len() as u64)
+}
+
 /// Forgets a job that is not running.
 pub fn delete(job_id: i64, may: impl Fn(&str) -> Result<()>) -> Result<()> {
     let mut switcher = Switcher::new(Patience::Wait);
@@ -297,7 +306,7 @@ pub fn delete(job_id: i64, may: impl Fn(&str) -> Result<()>) -> Result<()> {
 
 fn delete_finished(job_id: i64, state: jobs::State) -> Result<()> {
     if state == jobs::State::Completed {
-        // Its row is in a segment, which knows no deletes.
+        // Its row is in a segment, which knows no deletes, or has been there.
         return Err(wrong_state(job_id, "deleted", "completed")
             .hint("Completed jobs go with \"awa.completed_retention\"."));
     }

@@ -9,6 +9,8 @@
 mod control;
 #[cfg(feature = "debug_points")]
 mod debug;
+mod history;
+pub mod index;
 mod promote;
 mod replay;
 pub mod rescue;
@@ -169,6 +171,12 @@ pub static STEPS: &[Step] = &[
         activity: "awa: truncate segments",
         run: turnover::truncate,
         kind: Kind::Prune,
+    },
+    Step {
+        name: "index",
+        activity: "awa: index segments that stay",
+        run: index::run,
+        kind: Kind::Look,
     },
     #[cfg(feature = "debug_points")]
     debug::STEP,

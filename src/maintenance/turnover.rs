@@ -4,10 +4,11 @@ use core::cell::Cell;
 use core::time::Duration;
 use std::collections::BTreeMap;
 
+use super::history::{self, Retentions};
 use super::{Context, StepReport};
 use crate::dispatch;
 use crate::domain::entities::{Db, SEGMENTS, Segment, SegmentState, YOUNG_SEGMENTS, split};
-use crate::domain::segments::{self as policy, Limits};
+use crate::domain::segments::{self as policy, Disposal, Limits};
 use crate::domain::undo::Act;
 use crate::domain::unique::State;
 use crate::error::{Error, Result};
@@ -17,9 +18,9 @@ use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::{guc, heap, lock, spi, xact};
 use crate::store::evidence::{self, Detail, Ends, Evidence, Sight};
-use crate::store::segments::Summary;
+use crate::store::segments::{Known, Summary};
 use crate::store::unique::{self, Keys};
-use crate::store::{lanes, queues, segments};
+use crate::store::{claim_index, lanes, queues, segments};
 
 /// How often finished segments are looked for.
 const LOOK: Duration = Duration::from_secs(1);
@@ -39,6 +40,8 @@ type Which = &'static std::thread::LocalKey<Cell<PutOff>>;
 /// After its rows contradicted each other, and after somebody held what was needed, microseconds.
 const FAULTY: i64 = 60_000_000;
 const HELD: i64 = 1_000_000;
+/// While jobs of it are kept there, at most.
+const UNDUE: i64 = 5_000_000;
 /// A producer may be waiting for room.
 const HELD_FROM_COUNTING: i64 = 100_000;
 
@@ -97,6 +100,7 @@ pub fn rotate(context: &Context) -> Result<StepReport> {
     );
     let pause = Some(interval.clamp(Duration::from_millis(100), LOOK));
     let Some(next) = next else { return Ok(StepReport { did: 0, next: pause }) };
+    claim_index::drop_own(next)?;
     dispatch::reserve_log(1)?;
     segments::rotate(next)?;
     let subxact = xact::current_subxact();
@@ -229,44 +233,65 @@ pub fn truncate(_context: &Context) -> Result<StepReport> {
     if !dispatch::is_open(db) {
         return Ok(StepReport { did: 0, next: pause });
     }
-    let now = xact::micros();
-    let retention = guc::completed_retention().map(|kept| kept.as_micros() as i64);
     let may = may_look(&UNTRUNCATED);
     // One a transaction: its locks go before the next one's are taken.
     let finished = (0..SEGMENTS as u8)
         .zip(states(db))
-        .find(|(at, segment)| policy::looks_finished(segment, now, retention) && may(*at, segment));
+        .find(|(at, segment)| policy::looks_finished(segment) && may(*at, segment));
     let Some((segment, seen)) = finished else { return Ok(StepReport { did: 0, next: pause }) };
-    let did = try_truncate(db, segment, &seen)?;
-    if !did {
+    let known = segments::read_known()?;
+    let Some(known) = known.get(usize::from(segment)) else {
+        return Ok(StepReport { did: 0, next: pause });
+    };
+    let retentions = Retentions::read()?;
+    let (now, ended) = (xact::micros(), seen.last_end.max(seen.since));
+    if let Disposal::Wait(until) = retentions.weigh(&known.counted.ends, ended, now) {
+        // Somebody may configure another retention meanwhile.
+        put_off(&UNTRUNCATED, segment, &seen, until.saturating_sub(now).clamp(0, UNDUE));
+        return Ok(StepReport { did: 0, next: Some(breath) });
+    }
+    let did = try_truncate(db, segment, &seen, (known, &retentions))?;
+    if did.is_none() {
         put_off(&UNTRUNCATED, segment, &seen, HELD);
     }
-    Ok(StepReport { did: u64::from(did), next: Some(breath) })
+    // There is more to move out, or another segment to be looked at.
+    let next = if did.is_some_and(|moved| moved > 1) { Duration::ZERO } else { breath };
+    Ok(StepReport { did: did.unwrap_or(0), next: Some(next) })
 }
 
-/// Memory proposes, the tables prove: false, and nothing done, when they do not, or when a
-/// lock would have to be waited for.
-fn try_truncate(db: Db, segment: u8, seen: &Segment) -> Result<bool> {
+/// Memory proposes, the tables prove: None, and nothing done, when they do not, or when a
+/// lock would have to be waited for. Jobs that are still to be kept move out before, some in a
+/// run.
+fn try_truncate(
+    db: Db,
+    segment: u8,
+    seen: &Segment,
+    (known, retentions): (&Known, &Retentions),
+) -> Result<Option<u64>> {
     let (leaves, toasts) = relations(segment)?;
     let sizes =
         |oids: &[u32]| oids.iter().map(|o| heap::relation_size_blocks(*o)).collect::<Vec<_>>();
     let before = sizes(&leaves);
     // A proof costs a scan: not while a lock is certain to be refused.
     if !leaves.iter().chain(&toasts).all(|oid| lock::is_free(*oid, LockMode::AccessExclusive)) {
-        return Ok(false);
+        return Ok(None);
     }
     let evidence = evidence::read(segment, Sight::Everything, Detail::None, i64::MAX)?;
-    let known = segments::read_known()?;
-    let counted = known.get(usize::from(segment)).is_some_and(|k| k.counted.ends == evidence.ends);
-    if !is_finished(&evidence) || !counted {
-        return Ok(false);
+    if !is_finished(&evidence) || known.counted.ends != evidence.ends {
+        return Ok(None);
     }
+    let ended = seen.last_end.max(seen.since);
+    let left = retentions.chunks_to_keep(&evidence, ended, xact::micros());
+    if !left.is_empty() {
+        return history::keep(segment, &left, retentions).map(|moved| moved.map(|m| m + 1));
+    }
+    debug_point!("truncate_proved", interruptible);
     // TRUNCATE would queue behind a vacuum of the TOAST table while it holds the leaf.
     let mut locked = Vec::with_capacity(leaves.len() + toasts.len());
     for oid in leaves.iter().chain(&toasts) {
         if !lock::lock_conditional(*oid, LockMode::AccessExclusive) {
             give_back(&locked);
-            return Ok(false);
+            return Ok(None);
         }
         locked.push(*oid);
     }
@@ -280,7 +305,7 @@ fn try_truncate(db: Db, segment: u8, seen: &Segment) -> Result<bool> {
     // that was there: their commit, before their lock went, asked for a replay.
     if !same || !dispatch::is_trusted(db) || sizes(&leaves) != before {
         give_back(&locked);
-        return Ok(false);
+        return Ok(None);
     }
     free_keys(segment, &evidence)?;
     dispatch::reserve_log(1)?;
@@ -292,7 +317,7 @@ fn try_truncate(db: Db, segment: u8, seen: &Segment) -> Result<bool> {
         let act = Act::Truncate { segment, generation: now.generation + 1 };
         dispatch::log_act(d, db, subxact, act);
     });
-    Ok(true)
+    Ok(Some(1))
 }
 
 /// A truncation that is not to be leaves nobody waiting until its transaction ends.
@@ -309,7 +334,8 @@ fn is_finished(evidence: &Evidence) -> bool {
         && evidence.faults.is_empty()
 }
 
-/// Frees the keys that completed jobs held until now: nothing is left of them.
+/// Frees the keys that completed jobs held until now: nothing is left of them. Those that moved
+/// out hold theirs on.
 fn free_keys(segment: u8, evidence: &Evidence) -> Result<()> {
     let keys = Keys::open()?;
     if keys.is_empty() {
@@ -317,7 +343,9 @@ fn free_keys(segment: u8, evidence: &Evidence) -> Result<()> {
     }
     unique::of_segment(segment, Snapshot::SelfNow, |job| {
         let (chunk, offset) = split(job.position);
-        let completed = evidence.chunks.get(&chunk).is_some_and(|c| c.completed.contains(offset));
+        let chunk = evidence.chunks.get(&chunk);
+        let completed =
+            chunk.is_some_and(|c| c.completed.contains(offset) && !c.kept.contains(offset));
         if completed && job.mask.has(State::Completed) {
             keys.free(&job.key, job.job_id);
         }

@@ -214,6 +214,25 @@ pub fn relation(name: &'static str) -> Result<u32> {
     })
 }
 
+/// Whether a table, an index, or anything else that shares their names has this one.
+pub fn is_taken(name: &str) -> Result<bool> {
+    let extension = CACHE.with(Cache::extension).ok_or_else(absent)?;
+    let name = c_string(name)?;
+    // SAFETY: looks in the system cache.
+    let oid: u32 =
+        unsafe { pg_sys::get_relname_relid(name.as_ptr(), extension.schema.into()) }.into();
+    Ok(oid != 0)
+}
+
+/// Whether a relation has this name.
+pub fn is_named(relation: u32, name: &str) -> bool {
+    // SAFETY: a palloc'd name, or null for what is gone (lsyscache.c).
+    unsafe {
+        let found = pg_sys::get_rel_name(relation.into());
+        !found.is_null() && CStr::from_ptr(found).to_bytes() == name.as_bytes()
+    }
+}
+
 /// The enum type awa.job_state.
 pub fn job_state_type() -> Result<u32> {
     let extension = CACHE.with(Cache::present)?;

@@ -48,6 +48,68 @@ pub unsafe fn index_beginscan(
     }
 }
 
+/// # Safety
+/// As for index_beginscan_bitmap.
+pub unsafe fn index_beginscan_bitmap(
+    index: pg_sys::Relation,
+    snapshot: pg_sys::Snapshot,
+    keys: i32,
+) -> pg_sys::IndexScanDesc {
+    // SAFETY: the caller vouches.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        return pg_sys::index_beginscan_bitmap(index, snapshot, keys);
+        #[cfg(feature = "pg18")]
+        pg_sys::index_beginscan_bitmap(index, snapshot, core::ptr::null_mut(), keys)
+    }
+}
+
+/// The blocks of a bitmap, in order, and their line pointers: all that a page can have where
+/// the bitmap has forgotten which.
+///
+/// # Safety
+/// A bitmap of this backend that nobody iterates over.
+pub unsafe fn bitmap_pages(bitmap: *mut pg_sys::TIDBitmap) -> Vec<(u32, Vec<u16>)> {
+    /// MaxHeapTuplesPerPage (htup_details.h) for pages of 8 kB; the heap passes over those that
+    /// are not there.
+    const MOST: u16 = 291;
+    let mut pages = Vec::new();
+    // SAFETY: the caller vouches; the iterator ends before the bitmap.
+    #[cfg(not(feature = "pg18"))]
+    unsafe {
+        let iterator = pg_sys::tbm_begin_iterate(bitmap);
+        loop {
+            let page = pg_sys::tbm_iterate(iterator);
+            if page.is_null() {
+                break;
+            }
+            let offsets = match usize::try_from((*page).ntuples) {
+                Ok(count) => (*page).offsets.as_slice(count).to_vec(),
+                Err(_) => (1..=MOST).collect(),
+            };
+            pages.push(((*page).blockno, offsets));
+        }
+        pg_sys::tbm_end_iterate(iterator);
+    }
+    // SAFETY: as above; the offsets have room for a page's.
+    #[cfg(feature = "pg18")]
+    unsafe {
+        let iterator = pg_sys::tbm_begin_private_iterate(bitmap);
+        let mut page = pg_sys::TBMIterateResult::default();
+        while pg_sys::tbm_private_iterate(iterator, &mut page) {
+            let mut offsets: Vec<u16> = (1..=MOST).collect();
+            if !page.lossy {
+                let room = u32::from(MOST);
+                let count = pg_sys::tbm_extract_page_tuple(&mut page, offsets.as_mut_ptr(), room);
+                offsets.truncate(usize::try_from(count).unwrap_or(0));
+            }
+            pages.push((page.blockno, offsets));
+        }
+        pg_sys::tbm_end_private_iterate(iterator);
+    }
+    pages
+}
+
 /// Ends a series of index_insert calls with one IndexInfo; needed from 17.
 ///
 /// # Safety

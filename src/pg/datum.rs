@@ -399,6 +399,32 @@ pub unsafe fn elements(array: Datum, element: Element) -> Result<Vec<Option<Datu
     }
 }
 
+/// Whether an array of bigint without nulls has the value.
+///
+/// # Safety
+/// `array` is a non-null value of such a type.
+pub unsafe fn bigint_array_has(array: Datum, value: i64) -> bool {
+    /// Dimensions, offset of data (none without nulls), element type, length and lower bound
+    /// (array.h); the elements follow at once.
+    const HEAD: usize = 20;
+    // SAFETY: the caller vouches; the packed form may be unaligned, so bytes are compared. What
+    // was copied is freed.
+    unsafe {
+        let given: *mut pg_sys::varlena = array.cast_mut_ptr();
+        let flat = pg_sys::pg_detoast_datum_packed(given);
+        let bytes = core::slice::from_raw_parts(
+            pgrx::vardata_any(flat).cast::<u8>(),
+            pgrx::varsize_any_exhdr(flat),
+        );
+        let elements = bytes.get(HEAD..).unwrap_or_default();
+        let found = elements.chunks_exact(8).any(|element| element == value.to_ne_bytes());
+        if flat != given {
+            pg_sys::pfree(flat.cast());
+        }
+        found
+    }
+}
+
 /// A type that can be read from a non-null datum.
 pub trait FromDatum: Sized {
     /// # Safety

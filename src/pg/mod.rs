@@ -8,6 +8,7 @@ pub mod database;
 pub mod datum;
 pub mod debug_point;
 pub mod exit;
+mod gin;
 pub mod guc;
 pub mod heap;
 pub mod hooks;

@@ -13,6 +13,14 @@ pub fn has_privileges_of(member: u32, role: u32) -> bool {
     unsafe { pg_sys::has_privs_of_role(member.into(), role.into()) }
 }
 
+/// Whether the current user may truncate a table.
+pub fn may_truncate(table: u32) -> bool {
+    let privilege = pg_sys::AclMode::from(pg_sys::ACL_TRUNCATE);
+    // SAFETY: looks in the system cache (aclchk.c).
+    let result = unsafe { pg_sys::pg_class_aclcheck(table.into(), pg_sys::GetUserId(), privilege) };
+    result == pg_sys::AclResult::ACLCHECK_OK
+}
+
 /// The role's oid; None: there is none of that name.
 pub fn find(name: &str) -> Option<u32> {
     let name = CString::new(datum::to_server(name)).ok()?;

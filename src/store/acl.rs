@@ -1,5 +1,6 @@
 //! The access lists of queues.
 
+use super::claim_index;
 use crate::error::{Error, Result, SqlState};
 use crate::pg::heap::Table;
 use crate::pg::lock::LockMode;
@@ -93,6 +94,8 @@ const WORK: &[&str] = &[
     "cancel_callback",
     "callback_result",
     "recover",
+    "upsert_queue_descriptor",
+    "upsert_job_kind_descriptor",
 ];
 
 /// Views call functions as who reads them.
@@ -101,6 +104,7 @@ const READ: &[&str] = &[
     "terminal_rows",
     "queue_stats_rows",
     "dlq_rows",
+    "descriptor_rows",
     "metrics_rows",
     "runtime_state",
     "get_job",
@@ -114,10 +118,12 @@ const READ: &[&str] = &[
 ];
 
 /// For the owner and superusers; the last three are called by triggers and the install script.
+/// `ensure_claim_batch_job_index` follows a table privilege, which no profile has.
 const RESERVED: &[&str] = &[
     "grant_access",
     "revoke_access",
     "rebuild",
+    "ensure_claim_batch_job_index",
     "foreign_rows",
     "replace_segment",
     "require_preload",
@@ -220,7 +226,8 @@ pub fn grant(role: &str, profile: Profile, patterns: &[String]) -> Result<()> {
             spi.command(&format!("GRANT SELECT ON {} TO {quoted}", views.join(", ")))?;
         }
         Ok(())
-    })
+    })?;
+    claim_index::refresh_execute().map(|_| ())
 }
 
 /// Leaves the role nothing in the schema, unless it owns it: its functions run as the owner.
@@ -237,5 +244,6 @@ pub fn revoke(role: &str) -> Result<()> {
             spi.command(&format!("REVOKE ALL ON {objects} FROM {quoted}"))?;
         }
         Ok(())
-    })
+    })?;
+    claim_index::refresh_execute().map(|_| ())
 }

@@ -59,7 +59,7 @@ impl Body {
         self.run_at.unwrap_or(self.created_at)
     }
 
-    /// The columns that `done_entries`, `deferred_jobs` and `dlq_entries` end with.
+    /// The columns that the tables outside the segments end with.
     pub fn tail(&self) -> [Option<Datum>; 10] {
         [
             Some(self.kind),
@@ -197,6 +197,22 @@ pub fn scan(
 ) -> Result<()> {
     let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::AccessShare);
     table.scan(snapshot, |row| take(Placed::from_row(row)?))?;
+    table.close_release_lock();
+    Ok(())
+}
+
+/// The committed bodies between two positions, both included.
+pub fn scan_within(
+    segment: u8,
+    first: i64,
+    last: i64,
+    mut take: impl FnMut(Placed) -> Result<()>,
+) -> Result<()> {
+    let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::AccessShare);
+    let index = catalog::leaf_index(LeafIndex::Position, segment)?;
+    table.index_range(index, first, last, Snapshot::SelfNow, |row| {
+        take(Placed::from_row(row)?).map(|()| true)
+    })?;
     table.close_release_lock();
     Ok(())
 }

@@ -44,6 +44,7 @@ fn is_used(number: i64) -> Result<bool> {
         ("deferred_jobs", "deferred_jobs_pkey", first),
         ("done_entries", "done_entries_pkey", first),
         ("dlq_entries", "dlq_entries_pkey", first),
+        ("completed_entries", "completed_entries_pkey", first),
         // Lanes get their ids from the same numbers.
         ("queue_lanes", "queue_lanes_lane_id", number),
     ] {

@@ -34,7 +34,7 @@ pub fn write(jobs: &[Dead]) -> Result<()> {
     }
     let table = Table::open(catalog::relation("dlq_entries")?, LockMode::RowExclusive);
     for job in jobs {
-        table.insert(&job.done.to_row(job.reason.as_str().to_datum()))?;
+        table.insert(&job.done.to_row(Some(job.reason.as_str().to_datum())))?;
     }
     table.close_keep_lock();
     count(jobs.iter().map(|job| job.done.queue.as_str()), 1)

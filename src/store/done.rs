@@ -31,15 +31,15 @@ impl Done {
         catalog::job_state(if self.failed { "failed" } else { "cancelled" })
     }
 
-    /// A row of `done_entries`, or of `dlq_entries`, which has the same columns but for the
-    /// second one.
-    pub(super) fn to_row(&self, second: Datum) -> [Option<Datum>; 22] {
+    /// A row of `done_entries`, or of `dlq_entries` or `completed_entries`, which have the same
+    /// columns but for the second one.
+    pub(super) fn to_row(&self, second: Option<Datum>) -> [Option<Datum>; 22] {
         let b = &self.body;
         let [kind, args, metadata, tags, key, states, ordering, concurrency, deadline, history] =
             b.tail();
         [
             Some(self.job_id.to_datum()),
-            Some(second),
+            second,
             Some(Timestamp(self.finalized_at).to_datum()),
             self.attempted_at.map(|at| Timestamp(at).to_datum()),
             self.last_receipt.map(|r| r.to_datum()),
@@ -104,7 +104,7 @@ impl Done {
 pub fn write(jobs: &[Done]) -> Result<()> {
     let table = Table::open(catalog::relation("done_entries")?, LockMode::RowExclusive);
     for job in jobs {
-        table.insert(&job.to_row(job.state()?))?;
+        table.insert(&job.to_row(Some(job.state()?)))?;
     }
     table.close_keep_lock();
     Ok(())

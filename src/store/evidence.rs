@@ -32,9 +32,19 @@ pub enum Sight {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
     None,
-    /// Of the job at this position.
-    Of(i64),
+    /// Of the jobs between these positions, both included.
+    Within(i64, i64),
     All,
+}
+
+impl Detail {
+    fn has(self, position: i64) -> bool {
+        match self {
+            Self::None => false,
+            Self::Within(first, last) => (first..=last).contains(&position),
+            Self::All => true,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,6 +57,8 @@ pub struct ChunkEvidence {
     pub disposed: Bits,
     /// Of these, those that completed.
     pub completed: Bits,
+    /// Of these, those that moved out afterwards.
+    pub kept: Bits,
     pub open: Bits,
     /// Released by their latest attempt.
     pub released: Bits,
@@ -235,6 +247,25 @@ struct Closures {
 }
 
 impl Closure {
+    /// * `keep` - the error and the result too
+    fn read(row: &Row, xid: Option<u32>, keep: bool) -> Result<Self> {
+        use closures::column as c;
+        let code = row.char(c::OUTCOME).ok_or_else(missing)?;
+        let outcome = Outcome::from_code(code)
+            .ok_or_else(|| Error::internal(format!("unknown outcome {code} in a closure")))?;
+        let items = row.bytea(c::ITEMS);
+        Ok(Self {
+            all: items.is_none(),
+            items: items.unwrap_or_default(),
+            outcome,
+            due: row.micros(c::DUE_AT),
+            closed_at: row.micros(c::CLOSED_AT).ok_or_else(missing)?,
+            xid,
+            error: if keep { row.text(c::ERROR) } else { None },
+            result: if keep { row.json_text(c::RESULT) } else { None },
+        })
+    }
+
     fn covers(&self, item: u32) -> bool {
         self.all || self.items.get(item as usize / 8).is_some_and(|b| b & (1 << (item % 8)) != 0)
     }
@@ -251,6 +282,29 @@ struct ClaimRow {
 }
 
 impl ClaimRow {
+    /// * `xid` - of the transaction that wrote it, while its end is open
+    fn read(row: &Row, xid: Option<u32>) -> Result<Self> {
+        use claims::column as c;
+        let job_ids = row.i64_array(c::JOB_IDS)?.ok_or_else(missing)?;
+        Ok(Self {
+            header: ClaimHeader {
+                id: row.i64(c::CLAIM_ID).ok_or_else(missing)?,
+                lane_id: row.i64(c::LANE_ID).ok_or_else(missing)?,
+                claimed_at: row.micros(c::CLAIMED_AT).ok_or_else(missing)?,
+                runtime: row.uuid(c::RUNTIME),
+                priority: row.i16(c::PRIORITY),
+                count: job_ids.len() as u32,
+                xid,
+            },
+            attempt: row.i16(c::ATTEMPT).ok_or_else(missing)?,
+            attempts: row.i16_array(c::ATTEMPTS)?,
+            positions: row.i64_array(c::POSITIONS)?,
+            deadline: row.micros(c::DEADLINE_AT),
+            deadlines: row.timestamp_array(c::DEADLINES)?,
+            job_ids,
+        })
+    }
+
     fn position(&self, item: usize) -> i64 {
         self.positions.as_ref().unwrap_or(&self.job_ids).get(item).copied().unwrap_or(-1)
     }
@@ -341,27 +395,107 @@ pub fn read_with(
 }
 
 /// What a segment says about the attempts of one job; its body is not read.
-pub fn read_job(segment: u8, snapshot: Snapshot, position: i64) -> Result<Evidence> {
-    let sight = Sight::Seen(snapshot);
-    let detail = Detail::Of(position);
+///
+/// Claims first: what closes one that is not seen is not asked for. A row of another job costs a
+/// look at one column, and none at all in a leaf that has an index of jobs.
+pub fn read_job(segment: u8, snapshot: Snapshot, job_id: i64, position: i64) -> Result<Evidence> {
+    let detail = Detail::Within(position, position);
     let mut evidence = Evidence::default();
-    let Closures { claimed: closures, unclaimed } =
-        read_closures(segment, sight, detail, i64::MAX, &mut evidence)?;
-    for row in &read_claims(segment, sight, &mut evidence)? {
-        let names_it = row.positions.as_ref().unwrap_or(&row.job_ids).contains(&position);
-        if names_it {
-            weigh_claim(row, &closures, detail, i64::MAX, &mut evidence);
-        }
+    let rows = read_claims_of(segment, snapshot, job_id, position)?;
+    let items: HashMap<i64, u32> = rows
+        .iter()
+        .filter_map(|row| {
+            let item = (0..row.job_ids.len()).find(|item| row.position(*item) == position)?;
+            Some((row.header.id, item as u32))
+        })
+        .collect();
+    let Closures { claimed, unclaimed } = read_closures_of(segment, snapshot, &items, position)?;
+    for row in &rows {
+        weigh_claim(row, &claimed, detail, i64::MAX, &mut evidence);
     }
-    for end in unclaimed.iter().filter(|end| end.position == position) {
+    for end in &unclaimed {
         weigh_unclaimed(end, &mut evidence);
     }
     Ok(evidence)
 }
 
+/// The claims that took the job at a position.
+fn read_claims_of(
+    segment: u8,
+    snapshot: Snapshot,
+    job_id: i64,
+    position: i64,
+) -> Result<Vec<ClaimRow>> {
+    use claims::column as c;
+    let mut rows = Vec::new();
+    let table = Table::open(catalog::leaf(Leaf::Claims, segment)?, LockMode::AccessShare);
+    let mut take = |row: &Row| {
+        if row.array_has(c::JOB_IDS, job_id) {
+            let claim = ClaimRow::read(row, None)?;
+            // A job that moved within the segment was claimed at another position before.
+            if (0..claim.job_ids.len()).any(|item| claim.position(item) == position) {
+                rows.push(claim);
+            }
+        }
+        Ok(true)
+    };
+    match table.array_index(c::JOB_IDS) {
+        Some(index) => table.index_array(index, job_id, snapshot, &mut take)?,
+        None => table.scan(snapshot, &mut take)?,
+    }
+    table.close_release_lock();
+    rows.sort_unstable_by_key(|row| row.header.id);
+    Ok(rows)
+}
+
+/// What closes items of some claims, or the job at a position without one.
+///
+/// * `items` - by claim, the item whose closure is wanted
+fn read_closures_of(
+    segment: u8,
+    snapshot: Snapshot,
+    items: &HashMap<i64, u32>,
+    position: i64,
+) -> Result<Closures> {
+    use closures::column as c;
+    let mut found = Closures { claimed: HashMap::new(), unclaimed: Vec::new() };
+    let (mut closed, mut ended) = (0, false);
+    let table = Table::open(catalog::leaf(Leaf::Closures, segment)?, LockMode::AccessShare);
+    table.scan(snapshot, |row| {
+        match row.i64(c::CLAIM_ID) {
+            Some(claim) => {
+                let Some(item) = items.get(&claim) else { return Ok(true) };
+                let closure = Closure::read(row, None, true)?;
+                if closure.covers(*item) {
+                    closed += 1;
+                    ended |= closure.outcome.is_final();
+                    found.claimed.entry(claim).or_default().push(closure);
+                }
+            }
+            None if row.array_has(c::POSITIONS, position) => {
+                let Closure { outcome, .. } = Closure::read(row, None, false)?;
+                ended |= outcome.is_final();
+                found.unclaimed.push(Unclaimed { position, outcome, xid: None });
+            }
+            None => return Ok(true),
+        }
+        // Sessions fill pages of their own: the end may come before what led to it.
+        Ok(!ended || closed < items.len())
+    })?;
+    table.close_release_lock();
+    Ok(found)
+}
+
 /// A waiting job comes to its end. It is not released any more, and never claimed again.
 fn weigh_unclaimed(end: &Unclaimed, evidence: &mut Evidence) {
     let (number, offset) = split(end.position);
+    if end.outcome == Outcome::Kept {
+        // Nobody but maintenance waits for the transaction that moves it.
+        if end.xid.is_none() {
+            evidence.chunks.entry(number).or_default().kept.insert(offset);
+        }
+        return;
+    }
     match end.xid {
         Some(xid) => {
             evidence.chunks.entry(number).or_default().withdrawn.insert(offset);
@@ -398,12 +532,10 @@ fn read_closures(
     let table = Table::open(catalog::leaf(Leaf::Closures, segment)?, LockMode::AccessShare);
     table.scan(snapshot(sight), |row| {
         let Some(xid) = standing(row, sight, evidence) else { return Ok(true) };
-        let code = row.char(c::OUTCOME).ok_or_else(missing)?;
-        let outcome = Outcome::from_code(code)
-            .ok_or_else(|| Error::internal(format!("unknown outcome {code} in a closure")))?;
-        let closed_at = row.micros(c::CLOSED_AT).ok_or_else(missing)?;
+        let closure = Closure::read(row, xid, detail != Detail::None)?;
+        let outcome = closure.outcome;
         if outcome.is_final() && xid.is_none() {
-            evidence.last_end = evidence.last_end.max(closed_at);
+            evidence.last_end = evidence.last_end.max(closure.closed_at);
         }
         let Some(claim) = row.i64(c::CLAIM_ID) else {
             for position in row.i64_array(c::POSITIONS)?.unwrap_or_default() {
@@ -413,18 +545,7 @@ fn read_closures(
             }
             return Ok(true);
         };
-        let items = row.bytea(c::ITEMS);
-        let keep = detail != Detail::None;
-        closures.entry(claim).or_default().push(Closure {
-            all: items.is_none(),
-            items: items.unwrap_or_default(),
-            outcome,
-            due: row.micros(c::DUE_AT),
-            closed_at,
-            xid,
-            error: if keep { row.text(c::ERROR) } else { None },
-            result: if keep { row.json_text(c::RESULT) } else { None },
-        });
+        closures.entry(claim).or_default().push(closure);
         Ok(true)
     })?;
     table.close_release_lock();
@@ -432,29 +553,11 @@ fn read_closures(
 }
 
 fn read_claims(segment: u8, sight: Sight, evidence: &mut Evidence) -> Result<Vec<ClaimRow>> {
-    use claims::column as c;
     let mut rows = Vec::new();
     let table = Table::open(catalog::leaf(Leaf::Claims, segment)?, LockMode::AccessShare);
     table.scan(snapshot(sight), |row| {
         let Some(xid) = standing(row, sight, evidence) else { return Ok(true) };
-        let job_ids = row.i64_array(c::JOB_IDS)?.ok_or_else(missing)?;
-        rows.push(ClaimRow {
-            header: ClaimHeader {
-                id: row.i64(c::CLAIM_ID).ok_or_else(missing)?,
-                lane_id: row.i64(c::LANE_ID).ok_or_else(missing)?,
-                claimed_at: row.micros(c::CLAIMED_AT).ok_or_else(missing)?,
-                runtime: row.uuid(c::RUNTIME),
-                priority: row.i16(c::PRIORITY),
-                count: job_ids.len() as u32,
-                xid,
-            },
-            attempt: row.i16(c::ATTEMPT).ok_or_else(missing)?,
-            attempts: row.i16_array(c::ATTEMPTS)?,
-            positions: row.i64_array(c::POSITIONS)?,
-            deadline: row.micros(c::DEADLINE_AT),
-            deadlines: row.timestamp_array(c::DEADLINES)?,
-            job_ids,
-        });
+        rows.push(ClaimRow::read(row, xid)?);
         Ok(true)
     })?;
     table.close_release_lock();
@@ -506,7 +609,7 @@ fn weigh_claim(
         match closure {
             Some(closure) if closure.xid.is_none() => {
                 weigh_closure(row, item, closure, evidence);
-                if detail == Detail::All || detail == Detail::Of(position) {
+                if detail.has(position) {
                     evidence.attempts.entry(position).or_default().push(AttemptEnd {
                         receipt,
                         attempt: row.attempt(item),

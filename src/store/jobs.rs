@@ -1,17 +1,18 @@
 //! Jobs as a reader sees them, put together from the rows under one snapshot. One leaf is
 //! open at a time and its lock goes back at once, so a reader holds no reclamation back.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::attempts::{self, Note};
 use super::body::{self, Body, Placed};
 use super::evidence::{self, AttemptEnd, Detail, Evidence, Sight};
+use super::kept::{self, Kept};
 use super::lanes::{self, LaneRow};
 use super::outcome::Outcome;
-use super::{deferred, dlq, done, errors, history};
+use super::{deferred, dlq, done, history};
 use crate::domain::entities::{SEGMENTS, split};
 use crate::error::Result;
-use crate::pg::datum::{Datum, ToDatum};
+use crate::pg::datum::{self, Datum, Json, ToDatum};
 use crate::pg::snapshot::Snapshot;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,10 +87,14 @@ fn carried(body: &Body) -> Option<Datum> {
 /// The history of a job with the errors of its attempts in its segment, which are in no body
 /// yet.
 pub fn errors_so_far(segment: u8, placed: &Placed) -> Result<Option<Datum>> {
-    let positions = HashSet::from([placed.position]);
-    let earlier = errors::read(segment, &positions, Snapshot::SelfNow)?;
-    let earlier = earlier.get(&placed.position).map_or(&[][..], Vec::as_slice);
-    Ok(history::with_errors(placed.body.history, earlier))
+    let evidence =
+        evidence::read_job(segment, Snapshot::SelfNow, placed.job_id(), placed.position)?;
+    let ends = evidence.attempts.get(&placed.position).map_or(&[][..], Vec::as_slice);
+    let mut history = placed.body.history;
+    for end in ends {
+        history = history::with_error(history, end.attempt, end.closed_at, end.error.as_deref());
+    }
+    Ok(history)
 }
 
 /// A body in a segment as a job; None when the segment is done with it and another table has
@@ -126,7 +131,7 @@ fn weigh(
     };
     if chunk.disposed.contains(offset) {
         let last = last.filter(|end| end.outcome == Outcome::Completed);
-        let Some(last) = last else { return Ok(None) };
+        let Some(last) = last.filter(|_| !chunk.kept.contains(offset)) else { return Ok(None) };
         job.state = State::Completed;
         job.attempt = last.attempt;
         job.finalized_at = Some(last.closed_at);
@@ -218,18 +223,68 @@ fn of_done(row: done::Done) -> Job {
     }
 }
 
+fn of_kept(row: Kept) -> Job {
+    let result = row.result.map(datum::own_json_text);
+    Job { state: State::Completed, progress: None, result, ..of_done(row.done) }
+}
+
+/// The completed jobs between two positions that have not moved out of their segment.
+pub fn completed_within(
+    segment: u8,
+    (first, last): (i64, i64),
+    evidence: &Evidence,
+    lanes: &HashMap<i64, LaneRow>,
+    mut take: impl FnMut(&Placed, Kept),
+) -> Result<()> {
+    body::scan_within(segment, first, last, |placed| {
+        let (number, offset) = split(placed.position);
+        let chunk = evidence.chunks.get(&number).copied().unwrap_or_default();
+        let is_there = chunk.completed.contains(offset) && !chunk.kept.contains(offset);
+        let ends = evidence.attempts.get(&placed.position).map_or(&[][..], Vec::as_slice);
+        if let (true, Some(end), Some(lane)) = (is_there, ends.last(), lanes.get(&placed.lane_id)) {
+            let mut body = placed.body;
+            body.attempts = end.attempt;
+            for end in ends {
+                let error = end.error.as_deref();
+                body.history = history::with_error(body.history, end.attempt, end.closed_at, error);
+            }
+            let done = done::Done {
+                job_id: placed.job_id(),
+                failed: false,
+                finalized_at: end.closed_at,
+                attempted_at: Some(end.claimed_at),
+                last_receipt: Some(end.receipt),
+                queue: lane.queue.clone(),
+                priority: lane.priority,
+                shard: lane.shard,
+                run_at: placed.body.run_at(),
+                body,
+            };
+            let result = end.result.as_deref().map(|text| Json(text).to_datum());
+            take(&placed, Kept { done, result });
+        }
+        Ok(())
+    })
+}
+
 /// The jobs that lie outside the segments.
 pub fn of_tables(snapshot: Snapshot, take: &mut impl FnMut(Job) -> Result<bool>) -> Result<()> {
     deferred::read_all(snapshot, |row| take(of_deferred(row)))?;
     done::read_all(snapshot, |row| take(of_done(row)))?;
-    dlq::read_all(snapshot, |row| take(of_done(row.done)))
+    dlq::read_all(snapshot, |row| take(of_done(row.done)))?;
+    kept::read_all(snapshot, |row| take(of_kept(row)))
 }
 
 /// One job, wherever it is.
 pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Job>> {
     for segment in 0..SEGMENTS as u8 {
         for placed in body::find(segment, job_id, snapshot)? {
-            let evidence = evidence::read_job(segment, snapshot, placed.position)?;
+            let evidence = evidence::read_job(segment, snapshot, job_id, placed.position)?;
+            // A segment that was emptied meanwhile says nothing of its jobs any more.
+            let same = |again: &Placed| again.position == placed.position;
+            if !body::find(segment, job_id, snapshot)?.iter().any(same) {
+                continue;
+            }
             let lanes = lanes::read_all(snapshot)?;
             let note = |receipt| attempts::read(job_id, receipt, snapshot);
             let open = by_position(&evidence);
@@ -244,5 +299,8 @@ pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Job>> {
     if let Some(row) = done::find(job_id, snapshot)? {
         return Ok(Some(of_done(row)));
     }
-    Ok(dlq::find(job_id, snapshot)?.map(|row| of_done(row.done)))
+    if let Some(row) = dlq::find(job_id, snapshot)? {
+        return Ok(Some(of_done(row.done)));
+    }
+    Ok(kept::find(job_id, snapshot)?.map(of_kept))
 }

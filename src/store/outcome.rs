@@ -15,6 +15,8 @@ pub enum Outcome {
     Cancelled,
     /// Its body is in `dlq_entries`.
     DeadLettered,
+    /// Completed, and since then its body is in `completed_entries`, unless its time was over.
+    Kept,
     /// Its body is in `deferred_jobs` or in another segment; the attempt counts or not as
     /// the body says.
     Moved,
@@ -30,6 +32,7 @@ impl Outcome {
             Self::Failed => b'f',
             Self::Cancelled => b'x',
             Self::DeadLettered => b'd',
+            Self::Kept => b'k',
             Self::Moved => b'm',
         }
     }
@@ -43,14 +46,15 @@ impl Outcome {
             b'f' => Self::Failed,
             b'x' => Self::Cancelled,
             b'd' => Self::DeadLettered,
+            b'k' => Self::Kept,
             b'm' => Self::Moved,
             _ => return None,
         })
     }
 
-    /// The segment is done with the job.
+    /// The segment is done with the job by this.
     pub fn is_final(self) -> bool {
-        !matches!(self, Self::Retryable | Self::Released | Self::Snoozed)
+        !matches!(self, Self::Retryable | Self::Released | Self::Snoozed | Self::Kept)
     }
 
     pub fn counts_attempt(self) -> bool {

@@ -146,14 +146,23 @@ pub fn configure(name: &str, changes: &Value) -> Result<Value> {
     Ok(stored.flatten().unwrap_or(Value::Null))
 }
 
-/// How long queues keep failed and cancelled jobs, where they differ from the server's
-/// setting; see `settings::failed_retention`.
-pub fn failed_retentions() -> Result<HashMap<String, i64>> {
+/// How long each queue that has a row keeps failed and cancelled jobs; see
+/// `settings::failed_retention`.
+pub fn failed_retentions() -> Result<HashMap<String, Option<i64>>> {
+    retentions(settings::failed_retention)
+}
+
+/// The same of completed ones.
+pub fn completed_retentions() -> Result<HashMap<String, Option<i64>>> {
+    retentions(settings::completed_retention)
+}
+
+fn retentions(own: fn(&Value) -> Option<i64>) -> Result<HashMap<String, Option<i64>>> {
     let mut kept = HashMap::new();
     let table = Table::open(catalog::relation("queues")?, LockMode::AccessShare);
     table.scan(Snapshot::SelfNow, |row| {
-        let own = row.json(2).as_ref().and_then(settings::failed_retention);
-        if let (Some(queue), Some(own)) = (row.text(1), own) {
+        let own = row.json(2).as_ref().and_then(own);
+        if let Some(queue) = row.text(1) {
             kept.insert(queue, own);
         }
         Ok(true)

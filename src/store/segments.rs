@@ -209,6 +209,12 @@ UPDATE awa.segments SET state = 'current', since = pg_catalog.clock_timestamp(),
     disposed = false, directory = NULL, summary = NULL, counted = NULL
 WHERE segment OPERATOR(pg_catalog.=) $1";
 
+/// Whether the segment is the current one, as last committed.
+pub fn is_current(segment: u8) -> Result<bool> {
+    let (_, current) = read_states()?;
+    Ok(current == segment)
+}
+
 /// Seals the current segment and makes another one current.
 pub fn rotate(next: u8) -> Result<()> {
     spi::as_owner(|spi| {

@@ -29,6 +29,11 @@ pub fn failed_retention(value: &Value) -> Option<i64> {
     value.get("failed_retention_us").and_then(Value::as_i64)
 }
 
+/// The same of completed ones.
+pub fn completed_retention(value: &Value) -> Option<i64> {
+    value.get("completed_retention_us").and_then(Value::as_i64)
+}
+
 fn backoff(value: &Value) -> Backoff {
     let default = Backoff::default();
     let float = |key: &str| value.get(key).and_then(Value::as_f64);

@@ -4,8 +4,9 @@
 use serde_json::Value;
 
 use super::evidence::{self, AttemptEnd, Evidence};
+use super::kept::Kept;
 use super::outcome::Outcome;
-use super::{body, deferred, dlq, done, history};
+use super::{body, deferred, dlq, done, history, kept};
 use crate::domain::entities::SEGMENTS;
 use crate::error::Result;
 use crate::pg::datum::{self, Timestamp};
@@ -30,7 +31,7 @@ pub fn attempts(job_id: i64, snapshot: Snapshot) -> Result<Vec<Attempt>> {
     let mut told = Vec::new();
     for segment in 0..SEGMENTS as u8 {
         for placed in body::find(segment, job_id, snapshot)? {
-            let mut evidence = evidence::read_job(segment, snapshot, placed.position)?;
+            let mut evidence = evidence::read_job(segment, snapshot, job_id, placed.position)?;
             let ends = evidence.attempts.remove(&placed.position).unwrap_or_default();
             attempts.extend(ends.into_iter().map(of_end));
             attempts.extend(open(&evidence, placed.position));
@@ -40,6 +41,22 @@ pub fn attempts(job_id: i64, snapshot: Snapshot) -> Result<Vec<Attempt>> {
     told.extend(deferred::find(job_id, snapshot)?.map(|row| row.body.history));
     told.extend(done::find(job_id, snapshot)?.map(|row| row.body.history));
     told.extend(dlq::find(job_id, snapshot)?.map(|row| row.done.body.history));
+    if let Some(Kept { done, .. }) = kept::find(job_id, snapshot)? {
+        told.push(done.body.history);
+        // Its segment may still tell it.
+        if !attempts.iter().any(|attempt| attempt.receipt == done.last_receipt) {
+            attempts.push(Attempt {
+                attempt: done.body.attempts,
+                receipt: done.last_receipt,
+                runtime: None,
+                priority: None,
+                claimed_at: done.attempted_at,
+                closed_at: Some(done.finalized_at),
+                outcome: Some("completed"),
+                error: None,
+            });
+        }
+    }
     attempts.sort_by_key(|attempt| attempt.receipt);
     let mut earlier: Vec<Attempt> = Vec::new();
     for error in told.into_iter().flat_map(history::entries) {
@@ -56,7 +73,7 @@ pub fn attempts(job_id: i64, snapshot: Snapshot) -> Result<Vec<Attempt>> {
 
 fn of_end(end: AttemptEnd) -> Attempt {
     let outcome = match end.outcome {
-        Outcome::Completed => "completed",
+        Outcome::Completed | Outcome::Kept => "completed",
         Outcome::Retryable => "retryable",
         Outcome::Released => "released",
         Outcome::Snoozed => "snoozed",
