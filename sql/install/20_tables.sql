@@ -1193,5 +1193,7 @@ SELECT pg_catalog.pg_extension_config_dump('awa.queue_acl', '');
 -- other database: starts paused) from a restored dump (no row).
 CREATE TABLE awa.identity (
     system_identifier bigint PRIMARY KEY,
-    database          oid NOT NULL
+    database          oid NOT NULL,
+    first_receipt     bigint NOT NULL,      -- older ones were issued elsewhere: nobody here has them
+    copied_from       oid                   -- of a copy: its source; queues without a row are paused
 );

@@ -7,11 +7,19 @@ use crate::error::{Error, Result, SqlState};
 use crate::pg::{catalog, xact};
 use crate::store::acl::{self, Profile};
 
-/// 42501 unless the current user may act on the queue in this way. Superusers and the
+/// 42501 unless the current user may act on the queue in this way. No queue has an empty
+/// name: it stands for the database, and only a list of every queue covers it. Superusers and the
 /// extension's owner may do everything.
 pub fn check(queue: &str, profile: Profile) -> Result<()> {
     if may(queue, profile)? {
         return Ok(());
+    }
+    if queue.is_empty() {
+        let error = Error::new(
+            SqlState::INSUFFICIENT_PRIVILEGE,
+            "permission denied for the queues of this database",
+        );
+        return Err(error.hint("This takes awa.grant_access() on every queue."));
     }
     Err(Error::new(
         SqlState::INSUFFICIENT_PRIVILEGE,

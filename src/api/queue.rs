@@ -15,7 +15,7 @@ use crate::pg::{latch, xact};
 use crate::store::acl::Profile;
 use crate::store::changes::{self, Change};
 use crate::store::segments::{self, Known};
-use crate::store::{lanes, queues};
+use crate::store::{identity, lanes, queues};
 
 sql_function!(awa_prepare_queue, prepare);
 sql_function!(awa_pause_queue, pause);
@@ -173,6 +173,7 @@ pub(super) fn read_stats(now: i64) -> Result<BTreeMap<String, Stats>> {
 fn stats(call: &mut Call) -> Result<Returned> {
     let mut rows = call.rows()?;
     let now = xact::micros();
+    let paused_without_a_row = identity::is_copy()?;
     for (queue, stats) in read_stats(now)? {
         if !access::may(&queue, Profile::Reader)? {
             continue;
@@ -189,7 +190,7 @@ fn stats(call: &mut Call) -> Result<Returned> {
         } = stats.counts;
         rows.push(&[
             Some(queue.to_datum()),
-            Some(stats.paused.unwrap_or(false).to_datum()),
+            Some(stats.paused.unwrap_or(paused_without_a_row).to_datum()),
             Some(scheduled.to_datum()),
             Some(available.to_datum()),
             Some(running.to_datum()),

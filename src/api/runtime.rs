@@ -30,6 +30,7 @@ const MOST_QUEUES: usize = 64;
 
 fn register(call: &mut Call) -> Result<Returned> {
     xact::ensure_writable("awa.register_runtime()")?;
+    access::check_any(&[Profile::Worker])?;
     let name = call.text(0);
     let liveness = match call.text(1).as_deref() {
         None | Some("session") => Liveness::Session,
@@ -187,15 +188,18 @@ fn state(call: &mut Call) -> Result<Returned> {
         Liveness::Session => xact::micros(),
         Liveness::Heartbeat => runtime.last_seen,
     });
-    let flights: Map<String, Value> = flights
-        .into_iter()
-        .map(|(queue, count)| (dispatch::queue_name(queue), Value::from(count)))
-        .collect();
+    let mut shown = Map::new();
+    for (queue, count) in flights {
+        let queue = dispatch::queue_name(queue);
+        if access::may(&queue, Profile::Reader)? {
+            shown.insert(queue, Value::from(count));
+        }
+    }
     rows.push(&[
         Some(alive.is_some().to_datum()),
         seen.map(|at| Timestamp(at).to_datum()),
         Some(open.to_datum()),
-        Some(Value::Object(flights).to_datum()),
+        Some(Value::Object(shown).to_datum()),
     ])?;
     Ok(Returned::Void)
 }

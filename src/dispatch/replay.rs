@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::pg::debug_point::debug_point;
 use crate::pg::{catalog, guc, latch, lock, snapshot::Snapshot, xact};
 use crate::store::evidence::{self, ChunkEvidence, Detail, Evidence, Sight};
+use crate::store::identity::{self, Settled};
 use crate::store::lanes::LaneRow;
 use crate::store::outcome::Outcome;
 use crate::store::{attempts, chunks, deferred, epochs, lanes, queues, runtimes, segments};
@@ -29,6 +30,7 @@ pub struct Replayed {
     pub jobs: u64,
     pub open: u64,
     pub faults: Vec<String>,
+    pub settled: Settled,
 }
 
 /// Whether memory of this database has to be rebuilt.
@@ -78,6 +80,7 @@ pub fn run() -> Result<Option<Replayed>> {
     if !segments::seed()? {
         return Ok(None);
     }
+    let settled = identity::settle()?;
     begin(db)?;
     let floor = super::with(|d| d.base(db).floor);
     let names = lanes::read_all(Snapshot::Any)?;
@@ -89,12 +92,19 @@ pub fn run() -> Result<Option<Replayed>> {
         jobs: 0,
         open: 0,
         faults: Vec::new(),
+        settled,
     };
     restore_settings(db)?;
     restore_deferred(db, position(floor, 0))?;
     let marks = attempts::read_marks()?;
     for (segment, known) in segments::read_known()?.into_iter().enumerate() {
-        let restored = Segment { db, segment: segment as u8, names: &names, marks: &marks };
+        let restored = Segment {
+            db,
+            segment: segment as u8,
+            names: &names,
+            marks: &marks,
+            first_receipt: replayed.settled.first_receipt,
+        };
         if let Some(summary) = known.summary {
             restored.restore_summary(&summary);
             continue;
@@ -119,6 +129,9 @@ pub fn run() -> Result<Option<Replayed>> {
 
 fn finish(replayed: &Replayed) {
     super::with(|d| {
+        if replayed.settled.copied_from.is_some() {
+            d.distrust_settings(replayed.db);
+        }
         d.finish_replay(replayed.db, replayed.receipts, replayed.next_deferred);
         // Transactions in doubt may have ended while we read.
         d.base(replayed.db).doubts_due = true;
@@ -257,7 +270,12 @@ struct Segment<'a> {
     names: &'a HashMap<i64, LaneRow>,
     /// What is written about open attempts.
     marks: &'a attempts::Marks,
+    /// Older ones were issued by another database.
+    first_receipt: i64,
 }
+
+/// The owner of attempts that began in another database: it has no runtime here.
+const ELSEWHERE: [u8; 16] = [0; 16];
 
 impl Segment<'_> {
     fn name(&self, lane_id: i64) -> Result<LaneName<'_>> {
@@ -372,6 +390,10 @@ impl Segment<'_> {
             let writer = open_mark.map(|(xid, _)| xid);
             let closer = item.closing.map(|(xid, ..)| xid).or(writer).map(xact::top_of);
             let claimer = header.xid.map(xact::top_of);
+            let runtime = match header.runtime {
+                _ if header.id < self.first_receipt => Some(ELSEWHERE),
+                runtime => runtime,
+            };
             let restored = super::with(|d| {
                 let claim = match known {
                     Some(claim) => claim,
@@ -380,7 +402,7 @@ impl Segment<'_> {
                             self.db,
                             &name,
                             (self.segment, header.id, header.count),
-                            header.runtime,
+                            runtime,
                             header.claimed_at,
                             claimer,
                         )?;

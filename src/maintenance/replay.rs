@@ -19,6 +19,12 @@ pub fn run(_context: &Context) -> Result<StepReport> {
     for fault in replayed.faults.iter().take(10) {
         log::warning(&format!("awa: {fault}"));
     }
+    if let Some(source) = &replayed.settled.copied_from {
+        log::warning_with_hint(
+            &format!("awa: this database is a copy of {source}: all its queues are paused"),
+            "Call awa.resume_queue() for each queue that shall run here.",
+        );
+    }
     log::info(&format!("awa: replayed {} jobs, {} of them running", replayed.jobs, replayed.open));
     let did = replayed.jobs;
     dispatch::replay::finish_at_commit(replayed);

@@ -49,7 +49,12 @@ struct Extension {
     oid: u32,
     owner: u32,
     schema: u32,
+    /// Its objects are those that this library was made for.
+    is_ours: bool,
 }
+
+/// The version of the library; the extension has one of its own in each database.
+const LIBRARY: &str = env!("CARGO_PKG_VERSION");
 
 const KINDS: usize = 5;
 
@@ -58,6 +63,8 @@ struct Cache {
     /// Cleared by an invalidation; what is below is read again then.
     is_current: Cell<bool>,
     extension: Cell<Option<Extension>>,
+    /// What pg_extension says, where it is not the library's.
+    version: RefCell<String>,
     /// Three leaves and two indexes of each segment; 0 is not known.
     leaves: [[Cell<u32>; SEGMENTS as usize]; KINDS],
     others: RefCell<HashMap<&'static str, u32>>,
@@ -68,6 +75,7 @@ thread_local! {
         is_registered: Cell::new(false),
         is_current: Cell::new(false),
         extension: Cell::new(None),
+        version: RefCell::new(String::new()),
         leaves: [const { [const { Cell::new(0) }; SEGMENTS as usize] }; KINDS],
         others: RefCell::new(HashMap::new()),
     };
@@ -96,11 +104,25 @@ impl Cache {
         }
         // Before reading: an invalidation may arrive while we do.
         self.is_current.set(true);
-        let found = read_extension();
+        let (found, version) = read_extension().unzip();
         if found.map(|e| (e.oid, e.schema)) != self.extension.get().map(|e| (e.oid, e.schema)) {
             self.forget_relations();
         }
         self.extension.set(found);
+        if found.is_some_and(|extension| !extension.is_ours) {
+            // ALTER EXTENSION UPDATE need not touch the schema: looked at again next time.
+            self.is_current.set(false);
+            self.version.replace(version.unwrap_or_default());
+        }
+    }
+
+    /// The extension, if it is there and fits this library.
+    fn present(&self) -> Result<Extension> {
+        match self.extension() {
+            Some(extension) if extension.is_ours => Ok(extension),
+            Some(_) => Err(mismatch(&self.version.borrow())),
+            None => Err(absent()),
+        }
     }
 
     fn forget_relations(&self) {
@@ -120,7 +142,7 @@ impl Cache {
     }
 
     fn leaf(&self, kind: usize, segment: u8, name: impl FnOnce() -> String) -> Result<u32> {
-        let extension = self.extension().ok_or_else(absent)?;
+        let extension = self.present()?;
         let Some(known) = self.leaves.get(kind).and_then(|kind| kind.get(usize::from(segment)))
         else {
             return Err(Error::internal(format!("segment {segment} is out of range")));
@@ -155,14 +177,14 @@ pub fn extension_oid() -> Option<u32> {
 
 /// What names this database's queues in shared memory: its oid and the extension's.
 pub fn identity() -> Result<(u32, u32)> {
-    let extension = CACHE.with(Cache::extension).ok_or_else(absent)?;
+    let extension = CACHE.with(Cache::present)?;
     // SAFETY: backend-local.
     Ok((unsafe { pg_sys::MyDatabaseId }.into(), extension.oid))
 }
 
 /// Its owner, whom `spi::as_owner` becomes.
 pub fn extension_owner() -> Result<u32> {
-    CACHE.with(Cache::extension).map(|extension| extension.owner).ok_or_else(absent)
+    CACHE.with(Cache::present).map(|extension| extension.owner)
 }
 
 /// A leaf of a segment.
@@ -182,7 +204,7 @@ pub fn leaf_index(index: LeafIndex, segment: u8) -> Result<u32> {
 /// Any other table, index or sequence of the schema, by name.
 pub fn relation(name: &'static str) -> Result<u32> {
     CACHE.with(|cache| {
-        let extension = cache.extension().ok_or_else(absent)?;
+        let extension = cache.present()?;
         if let Some(oid) = cache.others.borrow().get(name) {
             return Ok(*oid);
         }
@@ -213,7 +235,7 @@ pub fn is_named(relation: u32, name: &str) -> bool {
 
 /// The enum type awa.job_state.
 pub fn job_state_type() -> Result<u32> {
-    let extension = CACHE.with(Cache::extension).ok_or_else(absent)?;
+    let extension = CACHE.with(Cache::present)?;
     // SAFETY: looks in the system cache by name and schema.
     let oid: u32 = unsafe {
         pg_sys::GetSysCacheOid(
@@ -263,9 +285,9 @@ pub fn enum_label(value: Datum) -> Option<String> {
     }
 }
 
-fn read_extension() -> Option<Extension> {
+fn read_extension() -> Option<(Extension, String)> {
     // SAFETY: a scan of pg_extension, which is a page; a row starts with its struct.
-    let (oid, owner) = unsafe {
+    let (oid, owner, version) = unsafe {
         let lock = pg_sys::AccessShareLock as c_int;
         let relation = pg_sys::table_open(pg_sys::ExtensionRelationId, lock);
         let scan = pg_sys::systable_beginscan(
@@ -284,7 +306,8 @@ fn read_extension() -> Option<Extension> {
             }
             let row: *mut pg_sys::FormData_pg_extension = pg_sys::GETSTRUCT(tuple).cast();
             if CStr::from_ptr((*row).extname.data.as_ptr()) == NAME {
-                found = Some(((*row).oid.into(), (*row).extowner.into()));
+                let version = version_of(tuple, (*relation).rd_att);
+                found = Some(((*row).oid.into(), (*row).extowner.into(), version));
                 break;
             }
         }
@@ -294,7 +317,37 @@ fn read_extension() -> Option<Extension> {
     }?;
     // SAFETY: looks in the system cache.
     let schema: u32 = unsafe { pg_sys::get_namespace_oid(NAME.as_ptr(), true) }.into();
-    (schema != 0).then_some(Extension { oid, owner, schema })
+    let is_ours = version == LIBRARY;
+    (schema != 0).then_some((Extension { oid, owner, schema, is_ours }, version))
+}
+
+/// # Safety
+/// A row of pg_extension, and its descriptor.
+unsafe fn version_of(tuple: pg_sys::HeapTuple, descriptor: pg_sys::TupleDesc) -> String {
+    let column = pg_sys::Anum_pg_extension_extversion as c_int;
+    let mut is_null = false;
+    // SAFETY: the caller vouches for the row; the column is a text.
+    unsafe {
+        let version = pg_sys::heap_getattr(tuple, column, descriptor, &mut is_null);
+        if is_null {
+            return String::new();
+        }
+        let version = pg_sys::text_to_cstring(version.cast_mut_ptr());
+        CStr::from_ptr(version).to_string_lossy().into_owned()
+    }
+}
+
+/// 55000 where the library and the extension in this database are of two versions.
+pub fn ensure_version() -> Result<()> {
+    CACHE.with(Cache::present).map(|_| ())
+}
+
+fn mismatch(version: &str) -> Error {
+    Error::new(
+        SqlState::WRONG_STATE,
+        format!("the library is awa {LIBRARY}, extension \"awa\" in this database is {version}"),
+    )
+    .hint("Run ALTER EXTENSION awa UPDATE, or install the library of that version.")
 }
 
 fn look_up(name: &str, extension: Extension) -> Result<u32> {

@@ -124,6 +124,20 @@ pub fn may_create_database() -> bool {
     }
 }
 
+pub fn name_of(database: u32) -> Option<String> {
+    // SAFETY: a look-up in the catalog cache; the name, if any, is a palloc'd C string.
+    unsafe {
+        let name = pg_sys::get_database_name(pg_sys::Oid::from(database));
+        (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
+    }
+}
+
+/// What initdb gave this cluster: a standby has that of its primary, an upgraded one its own.
+pub fn system_identifier() -> i64 {
+    // SAFETY: reads shared memory that does not change (xlog.c). All 64 bits count.
+    unsafe { pg_sys::GetSystemIdentifier() }.cast_signed()
+}
+
 /// The database of this session; 0 without one.
 pub fn this_database() -> u32 {
     // SAFETY: a plain variable of the backend.

@@ -6,7 +6,7 @@ use crate::pg::heap::Table;
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::spi::{self, Arg};
-use crate::pg::{catalog, role, xact};
+use crate::pg::{catalog, lock, role, xact};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
@@ -224,9 +224,17 @@ fn find_role(name: &str) -> Result<(u32, String)> {
     })
 }
 
+/// One grant at a time: two that write the access list of one object fail with "tuple
+/// concurrently updated" (simple_heap_update, heapam.c).
+fn serialize() -> Result<()> {
+    lock::hold_key(catalog::relation("queue_acl")?, 0);
+    Ok(())
+}
+
 /// Lets the role call what its profile needs, on queues that the patterns name.
 pub fn grant(role: &str, profile: Profile, patterns: &[String]) -> Result<()> {
     let (oid, quoted) = find_role(role)?;
+    serialize()?;
     spi::as_owner(|spi| {
         spi.execute(SWEEP, &[])?;
         let args = [Arg::of(i64::from(oid)), Arg::of(profile.name()), Arg::text_array(patterns)];
@@ -252,11 +260,16 @@ pub fn grant(role: &str, profile: Profile, patterns: &[String]) -> Result<()> {
     claim_index::refresh_execute().map(|_| ())
 }
 
-/// Leaves the role nothing in the schema.
+/// Leaves the role nothing in the schema, unless it owns it: its functions run as the owner.
 pub fn revoke(role: &str) -> Result<()> {
     let (oid, quoted) = find_role(role)?;
+    let owns = oid == catalog::extension_owner()?;
+    serialize()?;
     spi::as_owner(|spi| {
         spi.execute(DELETE, &[Arg::of(i64::from(oid))])?;
+        if owns {
+            return Ok(());
+        }
         for objects in [
             "ALL ROUTINES IN SCHEMA awa",
             "ALL TABLES IN SCHEMA awa",

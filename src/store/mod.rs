@@ -18,6 +18,7 @@ pub mod epochs;
 pub mod errors;
 pub mod evidence;
 pub mod history;
+pub mod identity;
 pub mod jobs;
 pub mod kept;
 pub mod lanes;

@@ -15,7 +15,7 @@ use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::{catalog, latch, spi, xact};
 use crate::store::evidence::Ends;
-use crate::store::{changes, lanes};
+use crate::store::{changes, identity, lanes};
 use crate::{dispatch, store::settings};
 
 pub struct QueueRow {
@@ -64,6 +64,10 @@ pub fn ensure_loaded(name: &str) -> Result<(Db, u32)> {
             return Ok((db, at));
         }
         let row = read(name)?;
+        let paused = match &row {
+            Some(row) => row.paused,
+            None => identity::is_copy()?,
+        };
         dispatch::with(|d| {
             // It may have been evicted and the slot given to another one meanwhile.
             if let Some(at) = d.queue(db, name) {
@@ -73,17 +77,29 @@ pub fn ensure_loaded(name: &str) -> Result<(Db, u32)> {
                     queue.loaded = true;
                     queue.stored = row.is_some();
                     queue.settings = row.as_ref().map_or_else(Default::default, |r| r.settings);
-                    queue.paused = row.as_ref().is_some_and(|r| r.paused);
+                    queue.paused = paused;
                 }
             }
         });
     }
 }
 
-const CREATE: &str = "
-INSERT INTO awa.queues (queue, settings, created_at, completed_total, failed_total, cancelled_total)
-VALUES ($1, '{}', pg_catalog.clock_timestamp(), 0, 0, 0)
-ON CONFLICT (queue) DO NOTHING";
+/// When a queue that gets its row was paused: in a copy it always was (see `identity`).
+macro_rules! paused_from_the_start {
+    () => {
+        "(SELECT pg_catalog.clock_timestamp() FROM awa.identity WHERE copied_from IS NOT NULL)"
+    };
+}
+
+const CREATE: &str = concat!(
+    "
+INSERT INTO awa.queues (queue, settings, paused_at, created_at,
+                        completed_total, failed_total, cancelled_total)
+VALUES ($1, '{}', ",
+    paused_from_the_start!(),
+    ", pg_catalog.clock_timestamp(), 0, 0, 0)
+ON CONFLICT (queue) DO NOTHING"
+);
 
 const PAUSE: &str = "
 INSERT INTO awa.queues (queue, settings, paused_at, paused_by, created_at,
@@ -104,13 +120,17 @@ pub fn create(name: &str) -> Result<()> {
     note_change(db, name)
 }
 
-const CONFIGURE: &str = "
-INSERT INTO awa.queues AS q (queue, settings, created_at,
+const CONFIGURE: &str = concat!(
+    "
+INSERT INTO awa.queues AS q (queue, settings, paused_at, created_at,
                              completed_total, failed_total, cancelled_total)
-VALUES ($1, pg_catalog.jsonb_strip_nulls($2), pg_catalog.clock_timestamp(), 0, 0, 0)
+VALUES ($1, pg_catalog.jsonb_strip_nulls($2), ",
+    paused_from_the_start!(),
+    ", pg_catalog.clock_timestamp(), 0, 0, 0)
 ON CONFLICT (queue) DO UPDATE SET
     settings = pg_catalog.jsonb_strip_nulls(q.settings OPERATOR(pg_catalog.||) $2)
-RETURNING q.settings";
+RETURNING q.settings"
+);
 
 /// Changes settings of a queue with this transaction, and returns all that its row says.
 ///
@@ -169,12 +189,16 @@ pub fn set_paused(name: &str, paused: bool, by: Option<&str>) -> Result<bool> {
     if !paused {
         ensure_exists(name)?;
     }
+    let is_copy = identity::is_copy()?;
     let changed = spi::as_owner(|spi| {
         if paused {
-            spi.execute(PAUSE, &[spi::Arg::of(name), spi::Arg::opt(by)])
-        } else {
-            spi.execute(RESUME, &[spi::Arg::of(name)])
+            return spi.execute(PAUSE, &[spi::Arg::of(name), spi::Arg::opt(by)]);
         }
+        if is_copy {
+            // Without a row it would be paused again.
+            spi.execute(CREATE, &[spi::Arg::of(name)])?;
+        }
+        spi.execute(RESUME, &[spi::Arg::of(name)])
     })?;
     let subxact = xact::current_subxact();
     let noted = dispatch::with(|d: &mut Dispatcher<'_>| {
@@ -204,16 +228,20 @@ fn is_used(db: Db, name: &str) -> Result<bool> {
     Ok(in_memory || lanes::exists(name)? || changes::exist(name)?)
 }
 
-const ADD_TOTALS: &str = "
-INSERT INTO awa.queues AS q (queue, settings, created_at,
+const ADD_TOTALS: &str = concat!(
+    "
+INSERT INTO awa.queues AS q (queue, settings, paused_at, created_at,
                              completed_total, failed_total, cancelled_total)
-SELECT n.queue, '{}', pg_catalog.clock_timestamp(), n.completed, n.failed, n.cancelled
+SELECT n.queue, '{}', ",
+    paused_from_the_start!(),
+    ", pg_catalog.clock_timestamp(), n.completed, n.failed, n.cancelled
 FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3),
                 pg_catalog.unnest($4)) AS n (queue, completed, failed, cancelled)
 ON CONFLICT (queue) DO UPDATE SET
     completed_total = q.completed_total OPERATOR(pg_catalog.+) EXCLUDED.completed_total,
     failed_total = q.failed_total OPERATOR(pg_catalog.+) EXCLUDED.failed_total,
-    cancelled_total = q.cancelled_total OPERATOR(pg_catalog.+) EXCLUDED.cancelled_total";
+    cancelled_total = q.cancelled_total OPERATOR(pg_catalog.+) EXCLUDED.cancelled_total"
+);
 
 /// Adds ends to the totals of queues.
 pub fn add_totals(ends: &BTreeMap<String, Ends>) -> Result<()> {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::{callbacks, wake_launcher, wake_worker_of};
 use crate::error::Result;
-use crate::pg::{database, latch, registry, worker};
+use crate::pg::{database, latch, log, registry, worker};
 
 /// How long a worker gets to leave: as long as the server itself waits for other
 /// sessions (CountOtherDBBackends, procarray.c). It reports what is left then.
@@ -82,7 +82,15 @@ pub fn on_object(event: ObjectEvent) -> Result<()> {
 
 pub fn before(statement: Statement) -> Result<()> {
     match statement {
-        Statement::CopyDatabase(database) => send_away(database),
+        Statement::CopyDatabase(database) => {
+            if registry::with(|registry| registry.is_served(database)) == Some(true) {
+                log::notice(
+                    "awa will keep all queues of the copy paused",
+                    "Call awa.resume_queue() there for each queue that shall run.",
+                );
+            }
+            send_away(database);
+        }
         // The current database can be neither renamed nor moved.
         Statement::MoveDatabase(database) if database == database::this_database() => {}
         Statement::MoveDatabase(database) => send_away(database),

@@ -306,6 +306,11 @@ impl Registry<'_> {
         (entry.pid != 0).then_some(Process { pid: entry.pid, number: entry.number })
     }
 
+    /// Whether it has a worker that found the extension.
+    pub fn is_served(&mut self, db: u32) -> bool {
+        self.find(db).is_some_and(|entry| entry.state == State::Running)
+    }
+
     /// Keeps workers out of the database. False: there is no slot, and none is needed,
     /// because the caller has the database locked against new connections.
     pub fn hold(&mut self, db: u32) -> bool {

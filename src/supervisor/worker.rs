@@ -8,7 +8,7 @@ use super::registry::State;
 use super::wake_launcher;
 use crate::error::Result;
 use crate::maintenance::{Context, Outcome, Schedule};
-use crate::pg::{database, guc, registry, worker};
+use crate::pg::{catalog, database, guc, registry, worker};
 
 /// While somebody may be dropping the extension, whose lock we do not queue for.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
@@ -51,6 +51,12 @@ fn serve(database: u32, pid: i32) -> State {
         }
     };
     tell_extension(database, Some(extension));
+    if let Err(error) = worker::in_transaction("awa: look at the version", catalog::ensure_version)
+    {
+        // The next sweep looks again.
+        worker::warn("awa does not serve this database", &error);
+        return State::Absent;
+    }
     let most = guc::max_databases();
     let is_served = registry::with(|registry| registry.serve(database, pid, worker::clock(), most));
     if is_served != Some(true) {

@@ -373,6 +373,19 @@ impl Dispatcher<'_> {
         }
     }
 
+    /// The rows of queues have changed: what memory knows of them is read again.
+    pub fn distrust_settings(&mut self, db: Db) {
+        let mut from = 0;
+        while let Some(at) = self.queues.next_used(from) {
+            from = at + 1;
+            let queue = &mut self.queues[at];
+            if queue.db == db {
+                queue.loaded = false;
+                queue.version = queue.version.wrapping_add(1);
+            }
+        }
+    }
+
     /// Memory equals the tables: claims and closes may go on.
     pub fn finish_replay(&mut self, db: Db, receipts: (i64, i64), next_deferred: i64) {
         let database = self.base(db);
