@@ -166,6 +166,7 @@ def calls_on_hidden(h):
     yield "awa.insert_jobs('[{\"kind\": \"k\", \"queue\": \"hidden\"}]')"
     yield "awa.insert_jobs('[{\"kind\": \"k\", \"queue\": \"open\"}, {\"kind\": \"k\", \"queue\": \"hidden\"}]')"
     yield "awa.insert_jobs_compat_batch('{k}', '{hidden}', '{NULL}')"
+    yield "awa.insert_job_compat('k', 'hidden')"
     yield "awa.claim('hidden')"
     yield "awa.claim('hidden', 0)"
     yield "awa.claim_from('{open,hidden}')"
@@ -225,6 +226,12 @@ def reads_of_hidden(h):
     yield "awa.terminal_jobs"
     yield "awa.dlq"
     yield "awa.dlq_rows()"
+    yield "awa.jobs_hot"
+    yield "awa.scheduled_jobs"
+    yield "awa.queue_state_counts WHERE queue = 'hidden'"
+    yield "awa.queue_meta WHERE queue = 'hidden'"
+    yield "awa.queue_descriptors WHERE queue = 'hidden'"
+    yield "awa.may_read('hidden') AS may WHERE may"
     yield "awa.queue_descriptor_status WHERE queue = 'hidden'"
     yield "awa.descriptor_rows('queue') WHERE name = 'hidden'"
     yield "awa.queue_stats"
@@ -236,7 +243,12 @@ def reads_of_hidden(h):
 # Functions without a queue, and what was tried of them elsewhere.
 NO_QUEUE = {
     "claim_outcome", "register_runtime", "heartbeat", "deregister_runtime", "cancel_requested",
-    "recover", "runtime_control_status", "runtime_state", "upsert_job_kind_descriptor", "foreign_rows", "replace_segment",
+    "recover", "runtime_control_status", "runtime_state", "upsert_job_kind_descriptor",
+    # Constants, for clients of awa 0.6.
+    "storage_status", "refresh_admin_metadata", "recompute_dirty_admin_metadata",
+    # Triggers.
+    "foreign_rows", "replace_segment", "write_jobs_view", "write_queue_meta", "show_pause",
+    "mark_dirty_keys_insert", "mark_dirty_keys_update", "mark_dirty_keys_delete",
 }
 
 

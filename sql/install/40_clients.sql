@@ -91,7 +91,7 @@ CREATE VIEW awa.job_kind_descriptors WITH (security_barrier) AS
     FROM awa.job_kind_descriptor_status;
 
 -- Which schema this is, as far as a client's migrate() is concerned: there is nothing to do.
-CREATE VIEW awa.schema_version AS
+CREATE VIEW awa.schema_version WITH (security_barrier) AS
     SELECT version, 'extension awa'::text AS description, NULL::timestamptz AS applied_at
     FROM generate_series(1, 40) AS version;
 
@@ -104,16 +104,16 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_storage_status';
 COMMENT ON FUNCTION awa.storage_status IS 'Tells clients of awa 0.6 that there is nothing to migrate';
 
 -- Where there is none, a client reads awa.jobs and not the other system's own storage.
-CREATE VIEW awa.runtime_storage_backends AS
+CREATE VIEW awa.runtime_storage_backends WITH (security_barrier) AS
     SELECT NULL::text AS backend, NULL::text AS schema_name, NULL::timestamptz AS updated_at
     WHERE false;
 
 -- Counts are kept in memory, so nothing marks them as old and there is nothing to refresh. A
 -- client knows these functions from older ones by the word admin_dirty_queue_marks in their
 -- source, which of a C function is the name of its symbol; otherwise migrate() replaces them.
-CREATE VIEW awa.admin_dirty_queue_marks AS
+CREATE VIEW awa.admin_dirty_queue_marks WITH (security_barrier) AS
     SELECT NULL::text AS queue, NULL::timestamptz AS touched_at WHERE false;
-CREATE VIEW awa.admin_dirty_kind_marks AS
+CREATE VIEW awa.admin_dirty_kind_marks WITH (security_barrier) AS
     SELECT NULL::text AS kind, NULL::timestamptz AS touched_at WHERE false;
 CREATE FUNCTION awa.mark_dirty_keys_insert()
 RETURNS trigger LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_admin_dirty_queue_marks';

@@ -26,6 +26,11 @@ pub fn as_owner<T>(body: impl FnOnce(&Spi) -> Result<T>) -> Result<T> {
     let settings = Settings::open();
     settings.set(c"search_path", c"pg_catalog, pg_temp");
     settings.set(c"jit", c"off");
+    // A plan is made when our tables are small or never analyzed, and kept when they are large.
+    // All that is done often has an index, whatever the caller thinks of indexes.
+    settings.set(c"enable_seqscan", c"off");
+    settings.set(c"enable_indexscan", c"on");
+    settings.set(c"enable_bitmapscan", c"on");
     // SAFETY: finished below; on an ERROR by the abort.
     let connected = unsafe { pg_sys::SPI_connect() };
     let result = check(connected).and_then(|_| {
