@@ -154,7 +154,7 @@ def boot(r):
 
 def at_once(rig, replicas, work):
     """Seconds in which all have done it, and what each got; some connections take turns."""
-    conns = [rig.connect() for _ in range(min(replicas, 50))]
+    conns = [rig.connect() for _ in range(replicas)]
     turns, got, lock = iter(range(replicas)), [], threading.Lock()
 
     def boots(conn):
@@ -188,7 +188,7 @@ def naive(r, jobs, replicas):
     r.note(f"boot of {replicas} replicas, plain tables, each re-drives what runs", {
         "passes": replicas, "rows_scanned": scanned, "rows_written": scanned,
         "duplicates": scanned - jobs // 2, "wal_mb": cost.wal / 1e6, "seconds": took},
-        f"psycopg, {min(replicas, 50)} at a time", jobs)
+        f"psycopg, {replicas} at once", jobs)
     rig.conn.execute("DROP TABLE runs, deliveries")
 
 
@@ -232,7 +232,7 @@ def recover(r, jobs, replicas):
     r.note(f"boot of {replicas} replicas, recover(epoch)", {
         "passes": len(ran), "rows_scanned": 0, "rows_written": closed + len(ran),
         "duplicates": delivered - half, "wal_mb": cost.wal / 1e6, "seconds": took},
-        f"psycopg, {min(replicas, 50)} at a time", jobs)
+        f"psycopg, {replicas} at once", jobs)
     living.execute("SELECT count(*) FROM awa.complete_many(ARRAY("
                    "SELECT run_lease FROM awa.jobs WHERE queue = 'boot' AND state = 'running'))")
     living.close()
@@ -241,7 +241,8 @@ def recover(r, jobs, replicas):
 
 CELLS = [
     Cell("close", "From the close of a session to the claim of its job.", close_to_claim),
-    Cell("boot", "200 replicas that boot at once, 100,000 attempts in flight.", boot, rounds=1),
+    Cell("boot", "200 replicas that boot at once, 100,000 attempts in flight.", boot, rounds=1,
+         settings={"max_connections": 300}),
     Cell("abandoned", "1,600,000 attempts of a session that ended, claimed one by one and in"
          " batches of 500, beside a load of 200 transactions a second.", abandoned,
          rounds=1, settings={"awa.max_open_claims": 1 << 21}),
