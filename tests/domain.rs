@@ -26,6 +26,8 @@ mod runtimes;
 mod transactions;
 #[path = "domain/truth.rs"]
 mod truth;
+#[path = "domain/turns.rs"]
+mod turns;
 #[path = "domain/units.rs"]
 mod units;
 #[path = "domain/waits.rs"]

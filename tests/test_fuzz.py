@@ -71,7 +71,7 @@ NAMES = ["postgres", "fuzz_a", "fuzz_b", "public", "nobody knows", "x" * 100, ""
 SETTINGS = {
     "priority": INTEGERS, "max_attempts": INTEGERS, "attempt_deadline": INTERVALS,
     "priority_aging": INTERVALS, "enqueue_shards": INTEGERS, "dlq_enabled": BOOLEANS,
-    "failed_retention": ["-1", *INTERVALS], "max_depth": INTEGERS, "ordering": TEXTS,
+    "failed_retention": ["-1", *INTERVALS], "max_depth": INTEGERS, "ordering": ["serial", "lane", "strict", *TEXTS],
     "backoff": ['{"base": "1 s"}', '{"factor": 1e308}', '{"jitter": -1}', '{"max": "0"}', "3"],
 }
 OPTIONS = {

@@ -15,7 +15,7 @@ def configure(db, settings, queue="default", conn=None):
 DEFAULTS = {
     "priority": 2, "max_attempts": 25, "attempt_deadline": "5 min", "priority_aging": "1 min",
     "backoff": {"base": "1 s", "factor": 2.0, "jitter": 0.25, "max": "24 h"},
-    "enqueue_shards": 1, "dlq_enabled": False, "failed_retention": "72 h",
+    "enqueue_shards": 1, "ordering": "lane", "dlq_enabled": False, "failed_retention": "72 h",
     "completed_retention": "0 s",  # of the test servers
 }
 
@@ -35,7 +35,7 @@ def test_the_settings_in_force_come_back(db):
 def test_what_comes_back_can_be_given(db):
     settings = configure(db, {
         "priority": 1, "max_attempts": 7, "attempt_deadline": "90 s", "priority_aging": "0",
-        "backoff": {"base": "10 ms", "max": "1 s"}, "enqueue_shards": 4, "failed_retention": "1 h",
+        "backoff": {"base": "10 ms", "max": "1 s"}, "enqueue_shards": 4, "ordering": "serial", "failed_retention": "1 h",
         "completed_retention": "7 days",
     })
     assert configure(db, settings, "other") == settings
@@ -47,7 +47,7 @@ def test_what_comes_back_can_be_given(db):
     {"attempt_deadline": "soon"}, {"priority_aging": "-1 s"}, {"backoff": 1},
     {"backoff": {"bass": "1 s"}}, {"backoff": {"factor": 0.5}}, {"backoff": {"jitter": 2}},
     {"backoff": {"base": "-1 s"}}, {"enqueue_shards": 0}, {"enqueue_shards": 65},
-    {"failed_retention": "-2"}, {"completed_retention": "-2"}, {"colour": "red"},
+    {"ordering": "random"}, {"failed_retention": "-2"}, {"completed_retention": "-2"}, {"colour": "red"},
 ])
 def test_refused(db, settings):
     with raises("22023") as caught:
@@ -56,7 +56,7 @@ def test_refused(db, settings):
 
 
 @pytest.mark.parametrize("name", [
-    "rate_limit", "max_running", "max_running_per_key", "max_depth", "ordering", "notify",
+    "rate_limit", "max_running", "max_running_per_key", "max_depth", "notify",
 ])
 def test_what_has_no_effect_yet_is_refused(db, name):
     with raises("0A000") as caught:

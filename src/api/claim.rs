@@ -83,22 +83,28 @@ fn run(
     let mut rows = call.rows()?;
     let wanted = Wanted { queues: &queues, max_jobs: max_jobs as usize, runtime, deadline };
     let until = xact::micros().saturating_add(wait.min(guc::claim_wait_max().as_micros() as i64));
+    let mut ended_some = false;
     loop {
-        match claim::look(&wanted)? {
-            Outcome::Claimed if max_jobs == 0 => LAST.set(Some(Outcome::Empty)),
-            Outcome::Claimed => {
-                // What could not run any more is out of the way: look at once again.
-                let Some(claimed) = claim::claim(&wanted)? else { continue };
-                if !claimed.is_empty() {
-                    wait::done();
-                    LAST.set(Some(Outcome::Claimed));
-                    return deliver(&claimed, &mut rows);
-                }
+        let mut outcome = claim::look(&wanted)?;
+        if outcome == Outcome::Claimed && max_jobs > 0 {
+            // What could not run any more is out of the way: look at once again.
+            let Some(claimed) = claim::claim(&wanted)? else {
+                ended_some = true;
+                continue;
+            };
+            if !claimed.is_empty() {
+                wait::done();
+                LAST.set(Some(Outcome::Claimed));
+                return deliver(&claimed, &mut rows);
             }
-            outcome => LAST.set(Some(outcome)),
+            // Others were faster, or what is left has to wait for its turn.
+            outcome = claim::look(&wanted)?;
         }
+        LAST.set(Some(if outcome == Outcome::Claimed { Outcome::Empty } else { outcome }));
+        // Jobs that this transaction has ended have their turns until it commits.
+        let waits_for_itself = ended_some && outcome == Outcome::Limited;
         let is_over = xact::micros() >= until || queues.is_empty() || max_jobs == 0;
-        if is_over || wait::wait(&queues, until, runtime)? == Waking::Asked {
+        if is_over || waits_for_itself || wait::wait(&queues, until, runtime)? == Waking::Asked {
             dispatch::leave_wait();
             return Ok(Returned::Void);
         }
@@ -138,6 +144,7 @@ fn claim_outcome(_call: &mut Call) -> Result<Returned> {
         Outcome::Claimed => "claimed",
         Outcome::Empty => "empty",
         Outcome::Paused => "paused",
+        Outcome::Limited => "limited",
     })))
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::access;
 use super::args::{self, required};
 use crate::domain::backoff::Backoff;
-use crate::domain::entities::QueueSettings;
+use crate::domain::entities::{Ordering, QueueSettings};
 use crate::error::{Error, Result, SqlState};
 use crate::pg::call::{Call, Returned, sql_function};
 use crate::pg::datum;
@@ -16,10 +16,9 @@ use crate::store::{queues, settings};
 sql_function!(awa_configure_queue, configure);
 
 /// Settings of the contract that this version has no use for yet.
-const LATER: &[&str] =
-    &["rate_limit", "max_running", "max_running_per_key", "max_depth", "ordering", "notify"];
+const LATER: &[&str] = &["rate_limit", "max_running", "max_running_per_key", "max_depth", "notify"];
 const KNOWN: &str = "priority, max_attempts, attempt_deadline, priority_aging, backoff, \
-                     enqueue_shards, dlq_enabled, completed_retention, failed_retention";
+                     enqueue_shards, ordering, dlq_enabled, completed_retention, failed_retention";
 const BACKOFF: &[&str] = &["base", "factor", "jitter", "max"];
 
 /// What is not named stays; null restores the default.
@@ -58,6 +57,7 @@ fn change(name: &str, value: &Value, changes: &mut Map<String, Value>) -> Result
         "completed_retention" => ("completed_retention_us", retention),
         "failed_retention" => ("failed_retention_us", retention),
         "backoff" => ("backoff", backoff),
+        "ordering" => ("ordering", ordering),
         "dlq_enabled" => ("dlq_enabled", boolean),
         _ => {
             return Err(Error::invalid(format!("unknown queue setting \"{name}\""))
@@ -98,6 +98,18 @@ fn boolean(name: &str, value: &Value) -> Result<Value> {
     }
 }
 
+fn ordering(name: &str, value: &Value) -> Result<Value> {
+    match value.as_str() {
+        Some(settings::LANE | settings::SERIAL) => Ok(value.clone()),
+        Some("strict") => Err(Error::new(
+            SqlState::FEATURE_NOT_SUPPORTED,
+            format!("{name} \"strict\" is not supported by this version"),
+        )
+        .hint("With \"serial\", a job in backoff does not block later jobs of its key.")),
+        _ => Err(Error::invalid(format!("{name} must be \"lane\" or \"serial\""))),
+    }
+}
+
 /// -1: for ever.
 fn retention(name: &str, value: &Value) -> Result<Value> {
     if value.as_str().is_some_and(|text| text.trim() == "-1") || value.as_i64() == Some(-1) {
@@ -124,8 +136,20 @@ fn backoff(_name: &str, value: &Value) -> Result<Value> {
 
 /// Every setting as it is now, in the form in which it can be given.
 fn in_force(stored: &Value) -> Value {
-    let QueueSettings { priority, shards, max_attempts, attempt_deadline, ageing, backoff, dlq } =
-        settings::from_json(stored);
+    let QueueSettings {
+        priority,
+        shards,
+        max_attempts,
+        attempt_deadline,
+        ageing,
+        backoff,
+        dlq,
+        ordering,
+    } = settings::from_json(stored);
+    let ordering = match ordering {
+        Ordering::Lane => settings::LANE,
+        Ordering::Serial => settings::SERIAL,
+    };
     let failed = settings::failed_retention(stored)
         .unwrap_or_else(|| guc::failed_retention().as_micros() as i64);
     let completed = settings::completed_retention(stored)
@@ -143,6 +167,7 @@ fn in_force(stored: &Value) -> Value {
             "max": interval(backoff.max),
         },
         "enqueue_shards": shards,
+        "ordering": ordering,
         "dlq_enabled": dlq,
         "completed_retention": kept(completed),
         "failed_retention": kept(failed),

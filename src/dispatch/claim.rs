@@ -2,6 +2,7 @@
 
 use super::close::{self, Closer};
 use super::keys::{self, Patience, Switched, Switcher};
+use super::ordering::Keys;
 use super::session::{capacity, confirm, reserve_log, with_log, with_open};
 use crate::domain::dispatcher::{self as domain, Owner, Popped, Request};
 use crate::domain::entities::{AS_BODY, Db};
@@ -43,6 +44,8 @@ pub enum Outcome {
     Claimed,
     Empty,
     Paused,
+    /// There are jobs, but another attempt of their ordering key is open.
+    Limited,
 }
 
 /// Looks whether there is anything to claim, without a transaction id: an idle worker
@@ -56,6 +59,7 @@ pub fn look(wanted: &Wanted<'_>) -> Result<Outcome> {
             d.return_due(db, now, DUE_AT_ONCE);
             check_owner(d, db, wanted.runtime)?;
             let (mut any, mut paused) = (false, !wanted.queues.is_empty());
+            let mut limited = false;
             for name in wanted.queues {
                 let Some(queue) = d.queue(db, name) else {
                     paused = false;
@@ -66,11 +70,14 @@ pub fn look(wanted: &Wanted<'_>) -> Result<Outcome> {
                 }
                 any |= d.claimable(queue) > 0;
                 paused &= d.queues[queue].paused;
+                limited |= d.queues[queue].blocked > 0 && !d.queues[queue].paused;
             }
             Ok::<_, Error>(if any {
                 Outcome::Claimed
             } else if paused {
                 Outcome::Paused
+            } else if limited {
+                Outcome::Limited
             } else {
                 Outcome::Empty
             })
@@ -109,13 +116,23 @@ pub fn claim(wanted: &Wanted<'_>) -> Result<Option<Vec<Claimed>>> {
     let mut queues: Vec<u32> = Vec::with_capacity(wanted.queues.len());
     // What was popped first counts: a rebuild since then has forgotten it.
     let mut begun = None;
+    let mut keys = Keys::default();
     let (db, generation) = loop {
-        let (db, generation, claimed) = pop(wanted, xid, subxact, now, &mut queues, &mut popped)?;
+        let by = (xid, subxact, now);
+        let Some((db, generation, claimed)) = pop(wanted, by, &mut queues, &mut keys, &mut popped)?
+        else {
+            // They have changed since they were looked at.
+            wanted.queues.iter().try_for_each(|name| queues::ensure_loaded(name).map(|_| ()))?;
+            continue;
+        };
         let generation = *begun.get_or_insert(generation);
         match claimed {
             domain::Claimed::All => break (db, generation),
             domain::Claimed::NeedsChunk(cold) => load_chunk(db, cold.number, cold.segment)?,
+            domain::Claimed::NeedsTurns(_) => keys.sort(db)?,
+            domain::Claimed::NeedsKeys { .. } => keys.read_heads(wanted.max_jobs)?,
         }
+        debug_point!("claim_keys_read", interruptible);
     };
     debug_point!("claim_popped", interruptible);
     if popped.is_empty() {
@@ -124,7 +141,9 @@ pub fn claim(wanted: &Wanted<'_>) -> Result<Option<Vec<Claimed>>> {
     let jobs = read_bodies(&popped)?;
     debug_point!("claim_read", interruptible);
     let deadlines = describe(db, wanted, &popped, &jobs, now);
-    write_claims(wanted, &popped, &jobs, &deadlines, now)?;
+    // Not before the end of the attempt whose turn came before.
+    let claimed_at = if keys.known().is_empty() { now } else { xact::micros() };
+    write_claims(wanted, &popped, &jobs, &deadlines, claimed_at)?;
     debug_point!("claim_written", interruptible);
     let mut refused = switch_keys(&popped, &jobs)?;
     refused.extend(expire(&popped, &jobs, &refused, now)?);
@@ -192,18 +211,21 @@ fn switch_keys(popped: &[Popped], jobs: &[Placed]) -> Result<Vec<i64>> {
     Ok(receipts)
 }
 
+/// None: the settings of the queues have to be read first.
 fn pop(
     wanted: &Wanted<'_>,
-    xid: u32,
-    subxact: u32,
-    now: i64,
+    (xid, subxact, now): (u32, u32, i64),
     queues: &mut Vec<u32>,
+    keys: &mut Keys,
     popped: &mut Vec<Popped>,
-) -> Result<(Db, u64, domain::Claimed)> {
+) -> Result<Option<(Db, u64, domain::Claimed)>> {
     with_open(|d, db| {
         let owner = check_owner(d, db, wanted.runtime)?;
         queues.clear();
         queues.extend(wanted.queues.iter().filter_map(|name| d.queue(db, name)));
+        if queues.iter().any(|queue| !d.queues[*queue].loaded) {
+            return Ok(None);
+        }
         let request = Request {
             db,
             queues,
@@ -213,9 +235,17 @@ fn pop(
             subxact,
             now,
             deadline: wanted.deadline,
+            keys: keys.known(),
         };
         let claimed = with_log(|log| d.claim(&request, popped, log)).map_err(capacity)?;
-        Ok((db, d.databases[usize::from(db)].generation, claimed))
+        match claimed {
+            domain::Claimed::NeedsTurns(queue) => d.unsorted(queue, &mut keys.unsorted),
+            domain::Claimed::NeedsKeys { lane, warm_only } => {
+                d.heads(lane, warm_only, &mut keys.heads);
+            }
+            domain::Claimed::All | domain::Claimed::NeedsChunk(_) => {}
+        }
+        Ok(Some((db, d.databases[usize::from(db)].generation, claimed)))
     })?
 }
 

@@ -38,6 +38,7 @@ pub struct Layout {
     claims: Part,
     items: Part,
     releases: Part,
+    turns: Part,
     runtimes: Part,
     doubts: Part,
     waiters: usize,
@@ -93,6 +94,7 @@ impl Layout {
             claims: plan.table::<Claim>(capacities.open_claims),
             items: plan.table::<Item>(capacities.open_claims),
             releases: plan.table::<Release>(capacities.timers),
+            turns: plan.table::<Turn>(capacities.open_claims + capacities.timers),
             runtimes: plan.table::<Runtime>(capacities.runtimes),
             doubts: plan.table::<Doubt>(capacities.doubts),
             waiters: plan.place::<Waiter>(capacities.procs),
@@ -124,6 +126,7 @@ impl Layout {
                 claims: table(base, &self.claims),
                 items: table(base, &self.items),
                 releases: table(base, &self.releases),
+                turns: table(base, &self.turns),
                 runtimes: table(base, &self.runtimes),
                 doubts: table(base, &self.doubts),
                 waiters: slice::from_raw_parts_mut(

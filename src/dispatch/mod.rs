@@ -16,6 +16,7 @@ pub mod external;
 mod key_check;
 pub mod keys;
 mod layout;
+mod ordering;
 mod place_check;
 pub mod progress;
 pub mod replace;

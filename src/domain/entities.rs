@@ -146,6 +146,17 @@ pub struct Database {
     pub aged_claims: u64,
 }
 
+/// How the jobs of an ordering key follow each other.
+#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Ordering {
+    /// Their first attempts begin in the order of their lane.
+    #[default]
+    Lane,
+    /// And one at a time.
+    Serial,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueueSettings {
@@ -159,6 +170,7 @@ pub struct QueueSettings {
     pub backoff: Backoff,
     /// Jobs that fail for good become dead letters.
     pub dlq: bool,
+    pub ordering: Ordering,
 }
 
 impl Default for QueueSettings {
@@ -171,6 +183,7 @@ impl Default for QueueSettings {
             ageing: 60_000_000,
             backoff: Backoff::default(),
             dlq: false,
+            ordering: Ordering::Lane,
         }
     }
 }
@@ -212,6 +225,10 @@ pub struct Queue {
     pub waiters: u32,
     /// Acts of open transactions that name it by its index: it stays until they end.
     pub pins: u32,
+    /// The ordering keys of all its open attempts are known; never while it is not serial.
+    pub sorted: bool,
+    /// Jobs that are available but for their turn.
+    pub blocked: u64,
 }
 
 fn hash_bytes(db: Db, bytes: &[u8]) -> u64 {
@@ -244,6 +261,8 @@ impl Queue {
             lanes: NIL,
             waiters: 0,
             pins: 0,
+            sorted: false,
+            blocked: 0,
         }
     }
 
@@ -496,6 +515,10 @@ pub struct Item {
     pub aside: i64,
     /// At the time-out of its callback, while it is parked.
     pub timer: Timer,
+    /// Its ordering key is known, if it has one: `turn`.
+    pub sorted: bool,
+    /// The turn of its ordering key, which it has; NIL: none.
+    pub turn: u32,
     /// The neighbours in its claim.
     pub prev: u32,
     pub next: u32,
@@ -535,6 +558,8 @@ pub enum ReleaseState {
     Returned,
     /// Withdrawn by an open transaction.
     Held,
+    /// Ready but for its turn: its ordering key has another attempt open.
+    Blocked,
 }
 
 /// Where a withdrawn job goes back to when its transaction rolls back.
@@ -570,8 +595,11 @@ pub struct Release {
     /// Of a held one: where its job was, and the transaction that withdrew it.
     pub home: Home,
     pub holder: u32,
-    /// The next in its lane.
+    /// The next in its lane, or of those that wait for the same turn.
     pub next: u32,
+    /// The turn of the ordering key of its jobs: the one a blocked one waits for, or that the
+    /// first job of a returned one has. NIL: none, or unknown.
+    pub turn: u32,
 }
 
 impl Release {
@@ -592,6 +620,7 @@ impl Release {
             home: Home::Chunk,
             holder: 0,
             next: NIL,
+            turn: NIL,
         }
     }
 }
@@ -600,6 +629,39 @@ impl Entry for Release {
     fn hash(&self) -> u64 {
         // Never looked up by key: only walked and indexed.
         mix(self.chunk as u64)
+    }
+}
+
+/// An ordering key of a serial queue that has an open attempt, or a job whose turn it is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    pub db: Db,
+    pub queue: u32,
+    /// `ordering::hash` of it. Keys with the same one take turns too, which does no harm.
+    pub hash: u64,
+    /// Open attempts: one, or more that began before the queue was serial.
+    pub open: u32,
+    /// The returned release whose first job comes next; NIL: none.
+    pub next: u32,
+    /// Releases that wait, by priority less one.
+    pub first: [u32; 4],
+    pub last: [u32; 4],
+}
+
+impl Turn {
+    pub fn new(db: Db, queue: u32, hash: u64) -> Self {
+        Self { db, queue, hash, open: 0, next: NIL, first: [NIL; 4], last: [NIL; 4] }
+    }
+
+    pub fn key(queue: u32, hash: u64) -> u64 {
+        mix(hash ^ u64::from(queue) << 32)
+    }
+}
+
+impl Entry for Turn {
+    fn hash(&self) -> u64 {
+        Self::key(self.queue, self.hash)
     }
 }
 

@@ -78,3 +78,8 @@ pub fn client_is_gone() -> bool {
             && !pg_sys::ffi::pg_guard_ffi_boundary(|| pq_check_connection())
     }
 }
+
+/// CHECK_FOR_INTERRUPTS: to be called in loops that wait for nothing.
+pub fn serve_interrupts() {
+    check_for_interrupts!();
+}

@@ -271,9 +271,25 @@ pub fn writer(segment: u8, job_id: i64, position: i64) -> Result<Option<u32>> {
 /// The dispatcher has proved that their transactions committed, hence SnapshotSelf: the row
 /// is seen in every isolation level, and a serializable transaction takes no lock on it.
 pub fn read(segment: u8, positions: &[i64]) -> Result<Vec<Placed>> {
+    let missing = || Error::internal("a job that memory knows has no body");
+    let found = read_each(segment, positions, Placed::from_row)?;
+    found.into_iter().map(|job| job.ok_or_else(missing)).collect()
+}
+
+/// The ordering keys of the bodies at these positions of one segment, in the order asked for.
+/// None: there is no body any more.
+pub fn read_ordering_keys(segment: u8, positions: &[i64]) -> Result<Vec<Option<Option<Datum>>>> {
+    read_each(segment, positions, |row| Ok(row.copied_varlena(column::ORDERING_KEY)))
+}
+
+fn read_each<T: Clone>(
+    segment: u8,
+    positions: &[i64],
+    take: impl Fn(&Row) -> Result<T>,
+) -> Result<Vec<Option<T>>> {
     let mut order: Vec<usize> = (0..positions.len()).collect();
     order.sort_unstable_by_key(|at| positions[*at]);
-    let mut found: Vec<Option<Placed>> = vec![None; positions.len()];
+    let mut found: Vec<Option<T>> = vec![None; positions.len()];
     let table = Table::open(catalog::leaf(Leaf::Ready, segment)?, LockMode::AccessShare);
     let index = catalog::leaf_index(LeafIndex::Position, segment)?;
     let mut rest = order.as_slice();
@@ -292,7 +308,7 @@ pub fn read(segment: u8, positions: &[i64]) -> Result<Vec<Placed>> {
                 next += 1;
             }
             if next < run.len() && positions[run[next]] == position {
-                found[run[next]] = Some(Placed::from_row(row)?);
+                found[run[next]] = Some(take(row)?);
                 next += 1;
             }
             Ok(next < run.len())
@@ -300,6 +316,5 @@ pub fn read(segment: u8, positions: &[i64]) -> Result<Vec<Placed>> {
         rest = behind;
     }
     table.close_release_lock();
-    let missing = || Error::internal("a job that memory knows has no body");
-    found.into_iter().map(|job| job.ok_or_else(missing)).collect()
+    Ok(found)
 }

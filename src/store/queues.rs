@@ -76,8 +76,9 @@ pub fn ensure_loaded(name: &str) -> Result<(Db, u32)> {
                 if queue.version == version {
                     queue.loaded = true;
                     queue.stored = row.is_some();
-                    queue.settings = row.as_ref().map_or_else(Default::default, |r| r.settings);
                     queue.paused = paused;
+                    let settings = row.as_ref().map_or_else(Default::default, |r| r.settings);
+                    d.set_settings(at, settings);
                 }
             }
         });

@@ -4,7 +4,10 @@
 use serde_json::Value;
 
 use crate::domain::backoff::Backoff;
-use crate::domain::entities::QueueSettings;
+use crate::domain::entities::{Ordering, QueueSettings};
+
+pub const LANE: &str = "lane";
+pub const SERIAL: &str = "serial";
 
 /// Durations are kept in microseconds.
 pub fn from_json(value: &Value) -> QueueSettings {
@@ -19,6 +22,10 @@ pub fn from_json(value: &Value) -> QueueSettings {
         attempt_deadline: int("attempt_deadline_us").unwrap_or(default.attempt_deadline),
         ageing: int("priority_aging_us").unwrap_or(default.ageing),
         backoff: value.get("backoff").map_or(default.backoff, backoff),
+        ordering: match value.get("ordering").and_then(Value::as_str) {
+            Some(SERIAL) => Ordering::Serial,
+            _ => Ordering::Lane,
+        },
         dlq: value.get("dlq_enabled").and_then(Value::as_bool).unwrap_or(default.dlq),
     }
 }

@@ -148,6 +148,8 @@ impl Check<'_, '_> {
                     assert!(self.truth.pending.contains_key(&at));
                     continue;
                 }
+                // The queues of the model are not serial; see `turns`.
+                ReleaseState::Blocked => panic!("blocked"),
                 ReleaseState::Held => Place::Held(r.holder, prior, rollbacks),
                 ReleaseState::Timed if rollbacks > 0 => Place::Delayed(prior, rollbacks, due),
                 ReleaseState::Timed => Place::Timed(prior, r.snoozed, due),

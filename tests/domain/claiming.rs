@@ -62,6 +62,7 @@ impl World {
                 subxact: tx.sub(),
                 now: self.now,
                 deadline,
+                keys: &[],
             };
             let mut popped = Vec::new();
             let result = d.claim(&request, &mut popped, &mut tx.log);
@@ -86,6 +87,7 @@ impl World {
                     assert!(fits.contains(&popped.len()), "{} of {expected}", popped.len());
                     return;
                 }
+                Ok(Claimed::NeedsTurns(_) | Claimed::NeedsKeys { .. }) => panic!("serial"),
                 Ok(Claimed::NeedsChunk(cold)) => {
                     self.saw("claim met a cold chunk");
                     if !self.load(cold) {

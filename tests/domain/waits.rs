@@ -51,7 +51,7 @@ fn produce(d: &mut Dispatcher<'_>, queue: &str, priority: u8, count: usize, now:
 
 fn request(queues: &[u32], want: usize, now: i64) -> Request<'_> {
     let owner = Owner::Lease;
-    Request { db: 0, queues, want, owner, xid: 9, subxact: 1, now, deadline: None }
+    Request { db: 0, queues, want, owner, xid: 9, subxact: 1, now, deadline: None, keys: &[] }
 }
 
 #[test]

@@ -24,6 +24,9 @@ pub struct Request<'r> {
     pub now: i64,
     /// Microseconds from now; None: each queue's own.
     pub deadline: Option<i64>,
+    /// The ordering keys of jobs by position, as `ordering::hash` names them: what the caller
+    /// has read about jobs of serial queues. In the order of positions.
+    pub keys: &'r [(i64, u64)],
 }
 
 /// One job taken.
@@ -53,6 +56,23 @@ pub enum Claimed {
     /// The next job is in this chunk: read which of its rows are committed, `load_chunk`,
     /// and claim the rest. What was popped so far is kept.
     NeedsChunk(Cold),
+    /// The ordering keys of open attempts of this queue are not known: read those of
+    /// `unsorted`, `sort` them, and claim the rest.
+    NeedsTurns(u32),
+    /// The ordering key of the next job of this lane is not known: read those of `heads`, and
+    /// claim the rest.
+    NeedsKeys { lane: u32, warm_only: bool },
+}
+
+/// Why no more jobs were taken from a lane.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    /// Enough, or the next job is not this lane's.
+    Done,
+    /// The ordering key of the next job is not known.
+    Unknown,
+    /// Its turn has not come, and there is no room for it to wait.
+    Full,
 }
 
 /// Where a claim takes its next jobs.
@@ -66,7 +86,7 @@ struct From {
 }
 
 /// The head of a lane.
-enum Source {
+pub(super) enum Source {
     Chunk(u32),
     Cold(Cold),
     Release(u32),
@@ -74,7 +94,7 @@ enum Source {
 
 impl Dispatcher<'_> {
     /// * `warm_only` - as if there were no cold chunks
-    fn source(&self, lane: u32, warm_only: bool) -> Option<Source> {
+    pub(super) fn source(&self, lane: u32, warm_only: bool) -> Option<Source> {
         let Lane { head, returned, .. } = self.lanes[lane];
         let cold = if warm_only { None } else { self.cold_head(lane) };
         let warm = self.chunks.get(head).map_or(i64::MAX, |c| c.number);
@@ -133,7 +153,10 @@ impl Dispatcher<'_> {
             };
             lane = self.lanes[lane].next;
         }
-        oldest
+        match (oldest, self.oldest_blocked(queue)) {
+            (Some(a), Some(b)) => Some(i64::min(a, b)),
+            (a, b) => a.or(b),
+        }
     }
 
     /// How many jobs could be claimed from a queue now.
@@ -173,11 +196,21 @@ impl Dispatcher<'_> {
                 warm_only = true;
                 continue;
             }
+            let Queue { settings, sorted, .. } = self.queues[self.lanes[lane].queue];
+            if settings.ordering == Ordering::Serial && !sorted {
+                return Ok(Claimed::NeedsTurns(self.lanes[lane].queue));
+            }
             let (before, is_aged) = (popped.len(), effective != self.lanes[lane].priority);
             let from = From { lane, effective, warm_only };
-            self.claim_from_lane(request, from, end, &mut open, popped, log);
+            let stop = self.claim_from_lane(request, from, end, &mut open, popped, log);
             if is_aged {
                 self.base(db).aged_claims += (popped.len() - before) as u64;
+            }
+            match stop {
+                Stop::Done => {}
+                Stop::Unknown => return Ok(Claimed::NeedsKeys { lane, warm_only }),
+                Stop::Full if popped.is_empty() => return Err(Full::Timers),
+                Stop::Full => return Ok(Claimed::All),
             }
         }
         if room == 0 && want > 0 && self.best_lane(queues, now, false).is_some() {
@@ -197,7 +230,7 @@ impl Dispatcher<'_> {
         open: &mut Option<(u32, u8)>,
         popped: &mut Vec<Popped>,
         log: &mut UndoLog,
-    ) {
+    ) -> Stop {
         let Request { db, xid, now, .. } = *request;
         let From { lane, effective, warm_only } = from;
         let Lane { id: lane_id, queue, priority, .. } = self.lanes[lane];
@@ -210,6 +243,7 @@ impl Dispatcher<'_> {
             _ if wait <= 0 => i64::MAX,
             _ => now.saturating_add(wait),
         };
+        let is_serial = self.queues[queue].settings.ordering == Ordering::Serial;
         let mut first = None;
         while popped.len() < end {
             let Some(source) = self.source(lane, warm_only) else { break };
@@ -221,6 +255,17 @@ impl Dispatcher<'_> {
             };
             if effective != priority && *first.get_or_insert(number) != number {
                 break;
+            }
+            let mut turn = NIL;
+            let mut key = 0;
+            if is_serial {
+                match self.ordering_key(request.keys, lane, &source) {
+                    Some(known) => key = known,
+                    None => return Stop::Unknown,
+                }
+                if !self.can_block(queue, key, &source) {
+                    return Stop::Full;
+                }
             }
             let (number, offset, prior, rollbacks) = match source {
                 Source::Chunk(at) => {
@@ -239,8 +284,15 @@ impl Dispatcher<'_> {
                     let release = &mut self.releases[at];
                     let Some(offset) = release.bits.pop_first() else { break };
                     let Release { chunk, prior, rollbacks, .. } = *release;
+                    turn = release.turn;
+                    if turn != NIL {
+                        self.turns[turn].next = NIL;
+                        self.turns[turn].open += 1;
+                    }
                     if release.bits.is_empty() {
                         self.pop_returned(lane);
+                    } else if turn != NIL {
+                        self.block_rest(at);
                     } else {
                         self.popped_from_front(at);
                     }
@@ -254,6 +306,15 @@ impl Dispatcher<'_> {
                 // out rather than hand out one whose body nobody can name.
                 None => continue,
             };
+            if key != 0 && turn == NIL {
+                match self.take_turn(db, queue, key) {
+                    Ok(taken) => turn = taken,
+                    Err(taken) => {
+                        self.block(taken, lane, position(number, offset), prior, rollbacks, now);
+                        continue;
+                    }
+                }
+            }
             let claim = match *open {
                 Some((at, aged_to))
                     if self.claims[at].lane == lane
@@ -292,6 +353,8 @@ impl Dispatcher<'_> {
                     deadline,
                     period: Item::period(deadline, now),
                     timer: Default::default(),
+                    sorted: is_serial,
+                    turn,
                     prev: NIL,
                     next: NIL,
                 },
@@ -310,6 +373,7 @@ impl Dispatcher<'_> {
             });
         }
         debug_assert!(xid != 0);
+        Stop::Done
     }
 
     fn begin_claim(
@@ -383,8 +447,10 @@ impl Dispatcher<'_> {
     }
 
     /// Removes an item, and its claim with the last one.
-    pub(super) fn remove_item(&mut self, at: u32) {
-        let Item { db, claim, prev, next, .. } = self.items[at];
+    pub(super) fn remove_item(&mut self, at: u32, now: i64) {
+        let Item { db, claim, prev, next, turn, .. } = self.items[at];
+        self.end_attempt(turn);
+        self.pass_turn(turn, now);
         self.databases[usize::from(db)].callback_wheel.stop(&mut self.items, at);
         self.items.remove(at);
         if prev == NIL {

@@ -10,6 +10,7 @@ mod close;
 mod cold;
 mod doubt;
 mod enqueue;
+mod ordering;
 mod park;
 mod release;
 mod replay;
@@ -22,6 +23,7 @@ pub use claim::{Claimed, Owner, Popped, Request};
 pub use close::{Take, Taken, Taker};
 pub use cold::{Cold, Loaded};
 pub use enqueue::{Grant, Granted};
+pub use ordering::{Head, Unsorted};
 pub use replay::{LaneName, Restored};
 pub use settle::OPEN_ASIDE;
 pub use wait::Wakes;
@@ -65,6 +67,8 @@ pub struct Dispatcher<'a> {
     pub claims: Table<'a, Claim>,
     pub items: Table<'a, Item>,
     pub releases: Table<'a, Release>,
+    /// As many as open attempts and releases together: it cannot run full.
+    pub turns: Table<'a, Turn>,
     pub runtimes: Table<'a, Runtime>,
     pub doubts: Table<'a, Doubt>,
     /// Indexed by proc number.
@@ -89,6 +93,7 @@ impl Dispatcher<'_> {
         self.claims.format();
         self.items.format();
         self.releases.format();
+        self.turns.format();
         self.runtimes.format();
         self.doubts.format();
         for waiter in self.waiters.iter_mut() {

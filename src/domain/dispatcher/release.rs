@@ -95,7 +95,7 @@ impl Dispatcher<'_> {
     pub(super) fn return_to_front(&mut self, at: u32) {
         let Release { lane, bits, .. } = self.releases[at];
         self.lanes[lane].ready += u64::from(bits.count());
-        if self.merge_at_front(at) {
+        if self.releases[at].turn == NIL && self.merge_at_front(at) {
             return;
         }
         self.releases[at].state = ReleaseState::Returned;
@@ -110,7 +110,8 @@ impl Dispatcher<'_> {
         while other != NIL && self.releases[other].after < 0 && self.releases[other].chunk <= chunk
         {
             let entry = &mut self.releases[other];
-            if (entry.chunk, entry.prior, entry.rollbacks) == (chunk, prior, rollbacks) {
+            let same = (entry.chunk, entry.prior, entry.rollbacks) == (chunk, prior, rollbacks);
+            if same && entry.turn == NIL {
                 entry.bits.insert_all(&bits);
                 entry.born = entry.born.min(born);
                 self.releases.remove(at);
@@ -225,16 +226,22 @@ impl Dispatcher<'_> {
         let mut jobs = 0;
         while self.claims[claim].items != NIL {
             let at = self.claims[claim].items;
-            let Item { position, prior, rollbacks, as_body, holds, .. } = self.items[at];
+            let Item { position, prior, rollbacks, as_body, holds, turn, .. } = self.items[at];
             let prior = if as_body { AS_BODY } else { prior };
             // After a rebuild, the acts of one transaction may be undone in any order of its
             // subtransactions: the close will not find its item.
             let segment = self.claims[claim].segment;
             (0..holds).for_each(|_| self.leave_segment(db, segment));
-            self.remove_item(at);
+            // Its turn is looked at below.
+            self.items[at].turn = NIL;
+            self.remove_item(at, now);
             jobs += 1;
             let (number, offset) = split(position);
             let rollbacks = rollbacks.saturating_add(1);
+            let keeps_turn = self.end_attempt(turn) && rollbacks < PATIENCE;
+            if keeps_turn {
+                self.finish_give_back(run.take(), now);
+            }
             let release = match run {
                 Some((n, p, r, release)) if (n, p, r) == (number, prior, rollbacks) => {
                     Some(release)
@@ -251,6 +258,13 @@ impl Dispatcher<'_> {
                 }
             };
             match release {
+                Some(release) if keeps_turn => {
+                    // Before those of its key that wait.
+                    self.releases[release].bits.insert(offset);
+                    self.releases[release].turn = turn;
+                    self.turns[turn].next = release;
+                    self.return_to_front(release);
+                }
                 Some(release) => {
                     self.releases[release].bits.insert(offset);
                     run = Some((number, prior, rollbacks, release));
@@ -259,6 +273,7 @@ impl Dispatcher<'_> {
                 // lost, and the attempts of a job that was tried before are read from the tables.
                 None => self.give_back_to_chunk(db, number, offset, prior),
             }
+            self.pass_turn(turn, now);
         }
         self.finish_give_back(run, now);
         self.wake(queue, jobs);

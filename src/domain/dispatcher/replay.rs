@@ -56,6 +56,7 @@ impl Dispatcher<'_> {
                 self.databases[base].callback_wheel.stop(&mut self.items, at);
             }
         }
+        self.turns.remove_where(|t| t.db == db);
         self.items.remove_where(|i| i.db == db);
         self.claims.remove_where(|c| c.db == db);
         self.releases.remove_where(|r| r.db == db);
@@ -71,6 +72,8 @@ impl Dispatcher<'_> {
                 queue.lanes = NIL;
                 queue.counts = Counts::default();
                 queue.loaded = false;
+                queue.sorted = false;
+                queue.blocked = 0;
             }
         }
         let mut from = 0;
@@ -267,6 +270,8 @@ impl Dispatcher<'_> {
             deadline,
             period,
             timer: Default::default(),
+            sorted: false,
+            turn: NIL,
             prev: NIL,
             next: NIL,
         };

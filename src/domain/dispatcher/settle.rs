@@ -191,6 +191,8 @@ impl Dispatcher<'_> {
                 if self.queues.get(queue).is_some_and(|q| q.db == db) {
                     self.queues[queue].loaded = false;
                     self.queues[queue].version = self.queues[queue].version.wrapping_add(1);
+                    // Who looks now finds what the new settings let go.
+                    self.wake(queue, self.queues[queue].blocked);
                 }
             }
             Act::Deregister { runtime, id } => {
@@ -395,7 +397,7 @@ impl Dispatcher<'_> {
             End::Moved => true,
             _ => false,
         };
-        self.remove_item(at);
+        self.remove_item(at, now);
         // What else the transaction did to it finds nothing when it is settled later.
         (1..holds).for_each(|_| self.leave_segment(db, segment));
         if finished {

@@ -146,6 +146,7 @@ impl Dispatcher<'_> {
     fn hold_from_release(&mut self, at: u32, offset: u16, xid: u32) -> Result<u32, Full> {
         let from = self.releases[at];
         let is_timed = from.state == ReleaseState::Timed;
+        let is_blocked = from.state == ReleaseState::Blocked;
         let held = Release {
             state: ReleaseState::Held,
             home: if is_timed { Home::Timer } else { Home::Lane },
@@ -153,12 +154,16 @@ impl Dispatcher<'_> {
             bits: single(offset),
             timer: Timer::stopped(from.timer.at),
             next: NIL,
+            // Should it come back, its key is read again.
+            turn: NIL,
             ..from
         };
         if from.bits.count() > 1 {
             let held = self.releases.insert(held).ok_or(Full::Timers)?;
             self.releases[at].bits.remove(offset);
-            if !is_timed {
+            if is_blocked {
+                self.queues[self.lanes[from.lane].queue].blocked -= 1;
+            } else if !is_timed {
                 self.lanes[from.lane].ready -= 1;
                 if from.after < 0 && from.bits.first() != self.releases[at].bits.first() {
                     self.reorder_front(at);
@@ -171,11 +176,17 @@ impl Dispatcher<'_> {
         if is_timed {
             let wheel = &mut self.databases[usize::from(from.db)].release_wheel;
             wheel.stop(&mut self.releases, at);
+        } else if is_blocked {
+            self.unlink_blocked(at);
         } else {
             self.lanes[from.lane].ready -= 1;
             self.unlink_returned(at);
         }
         self.releases[at] = held;
+        if from.state == ReleaseState::Returned && from.turn != NIL {
+            self.turns[from.turn].next = NIL;
+            self.pass_turn(from.turn, i64::MIN);
+        }
         Ok(at)
     }
 
@@ -298,7 +309,8 @@ impl Dispatcher<'_> {
         let (mut before, mut next) = (NIL, self.lanes[lane].returned);
         while let Some(entry) = self.releases.get(next) {
             let same = (entry.after, entry.born, entry.chunk) == (after, born, chunk);
-            if same && (entry.prior, entry.rollbacks) == (prior, rollbacks) {
+            let is_equal = same && (entry.prior, entry.rollbacks) == (prior, rollbacks);
+            if is_equal && entry.turn == NIL {
                 self.releases[next].bits.insert_all(&bits);
                 self.releases.remove(at);
                 return;
@@ -313,7 +325,7 @@ impl Dispatcher<'_> {
     }
 
     /// Takes a release out of its lane, wherever it stands.
-    fn unlink_returned(&mut self, at: u32) {
+    pub(super) fn unlink_returned(&mut self, at: u32) {
         let Release { lane, next, .. } = self.releases[at];
         let (mut before, mut entry) = (NIL, self.lanes[lane].returned);
         while entry != at && entry != NIL {
