@@ -520,7 +520,7 @@ def test_a_backlog_larger_than_memory(new_server, request):
             db.execute(
                 "SELECT count(*) FROM awa.insert_jobs((SELECT jsonb_agg(jsonb_build_object("
                 "'kind', 'k', 'queue', 'big', 'opts', jsonb_build_object('ordering_key', "
-                "'k' || i / 1024))) FROM generate_series(%s, %s) i))",
+                "'k' || i / 1024))) FROM generate_series(%s::int, %s::int) i))",
                 first * 1024, (first + 20) * 1024 - 1)
         jobs = db.claim("big", 1000)
         assert len(jobs) == 100
