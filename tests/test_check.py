@@ -98,7 +98,7 @@ CASES = [
 NO_TRIGGERS = """
 DO $$ DECLARE leaf regclass; BEGIN
     FOR leaf IN SELECT DISTINCT tgrelid FROM pg_trigger JOIN pg_class c ON c.oid = tgrelid
-                WHERE relnamespace = 'awa'::regnamespace AND NOT tgisinternal
+                WHERE relkind = 'r' AND relnamespace = 'awa'::regnamespace AND NOT tgisinternal
     LOOP EXECUTE format('ALTER TABLE %s DISABLE TRIGGER USER', leaf); END LOOP;
 END $$
 """

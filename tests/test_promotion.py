@@ -128,3 +128,35 @@ def test_who_holds_a_due_job_holds_up_nobody_else(db):
 def test_a_queue_of_scheduled_jobs_exists(db):
     db.execute("SELECT awa.insert_job('k', queue => 'later', run_at => now() + interval '1 h')")
     assert db.value("SELECT awa.resume_queue('later')") is False
+
+
+def test_what_commits_late_is_found_behind_what_was_promoted(db):
+    late = db.connect()
+    late.begin()
+    early = schedule(late, "100 ms")
+    for _ in range(2):
+        db.wait_state(schedule(db.conn, "200 ms"), "available")
+    late.commit_sql()
+    db.wait_state(early, "available")
+
+
+def test_a_pinned_horizon_does_not_slow_promotion_down(db):
+    """The index keeps the entries of promoted jobs: nobody looks at them again."""
+    holder = db.connect()
+    holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    holder.execute("SELECT count(*) FROM awa.deferred_jobs")
+    gone, turns = 10_000, 20
+    due = db.value("SELECT clock_timestamp() + interval '500 ms'")
+    jobs = [{"kind": "k", "run_at": due.isoformat()} for _ in range(gone)]
+    db.rows("SELECT * FROM awa.insert_jobs(%s)", Jsonb(jobs))
+    wait_until(lambda: db.value("SELECT available FROM awa.queue_stats") == gone, 20)
+    read = ("SELECT idx_tup_read FROM pg_stat_all_indexes"
+            " WHERE indexrelid = 'awa.deferred_jobs_run_at'::regclass")
+    # What the worker has done so far is told by its statistics after a while.
+    wait_until(lambda: db.value(read) >= gone, 90, what="the worker's statistics")
+    before = db.value(read)
+    for _ in range(turns):
+        db.wait_state(schedule(db.conn, "10 ms"), "available")
+    wait_until(lambda: db.value(read) >= before + turns, 90, what="the worker's statistics")
+    # Once a minute everything is looked at; each turn would be 400,000.
+    assert db.value(read) - before < 5 * gone

@@ -58,7 +58,8 @@ def test_a_pass_ends_at_max_rows_and_the_next_one_follows(quiet, kind):
     db = quiet(rescue_batch_size="100", rescue_pass_max_rows="250")
     lose(db, kind, 600)
     wait_until(lambda: lost(db) == 0, 20)
-    assert sizes(db, kind) == [("drained", 1, 100), ("max_rows", 2, 500)]
+    # A pass is counted after its last commit.
+    wait_until(lambda: sizes(db, kind) == [("drained", 1, 100), ("max_rows", 2, 500)], what="the passes counted")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -83,7 +84,7 @@ def test_a_batch_is_a_transaction(quiet, kind):
     transactions = db.value(f"SELECT count(DISTINCT xmin::text) FROM ({leaves}) c")
     # Those that a deadline ends may fall due on both sides of a batch's end.
     assert 4 <= transactions <= 5
-    assert sum(count for _, _, count in sizes(db, kind)) == 400
+    wait_until(lambda: sum(count for _, _, count in sizes(db, kind)) == 400, what="the passes counted")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -128,4 +129,4 @@ def test_the_age_of_the_oldest_and_the_size_of_a_pass(quiet, kind):
     wait_until(lambda: lost(db) == 2)
     assert db.rows("SELECT * FROM awa.rescue(%s, 10)", kind) == [(kind, 2, "drained")]
     assert db.value(age, kind) == 0
-    assert sum(count for _, _, count in sizes(db, kind)) == 3
+    wait_until(lambda: sum(count for _, _, count in sizes(db, kind)) == 3, what="the passes counted")

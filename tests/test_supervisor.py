@@ -619,13 +619,13 @@ def test_twenty_databases(new_server):
         with session(server, database.name) as conn:
             conn.execute("CREATE EXTENSION awa")
     for number, database in enumerate(databases):
-        database.wait_served()
+        database.wait_served(90)  # twenty workers start at once
         database.insert(number + 1, queue="same")
         database.close_sessions()
     assert timed(server.stop) < 5
     server.start()
     for number, database in enumerate(databases):
-        database.wait_served()
+        database.wait_served(90)  # twenty workers start at once
         assert len(database.claim("same", 100)) == number + 1
         works(database)
         database.close_sessions()

@@ -67,7 +67,7 @@ def flood(r):
     jobs, rig = r.size(FLOOD), r.rig
     # Late enough for all to be scheduled before.
     due = rig.conn.value(
-        "SELECT (clock_timestamp() + %s * interval '1 s')::text", 10 + jobs / 20_000)
+        "SELECT (clock_timestamp() + %s * interval '1 s')::text", 3 + jobs / 20_000)
     r.measure("insert_jobs of 1,000 for later", lambda: schedule(r, "flood", jobs, f"'{due}'"),
               jobs, "DO loop", dead=False)
     rig.expect("flood", scheduled=jobs)
@@ -90,7 +90,7 @@ def behind_a_horizon(r):
     rig.expect("later", scheduled=waiting)
     jobs = RATE * seconds
     begin = rig.conn.value(
-        "SELECT (clock_timestamp() + %s * interval '1 s')::text", 5 + jobs / 20_000)
+        "SELECT (clock_timestamp() + %s * interval '1 s')::text", 3 + jobs / 20_000)
     schedule(r, "due", jobs, f"'{begin}'::timestamptz + n * interval '1 ms'")
     holder = rig.connect()
     holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")

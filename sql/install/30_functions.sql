@@ -267,6 +267,10 @@ CREATE FUNCTION awa.runtime_state(runtime uuid)
 RETURNS TABLE (alive boolean, last_seen_at timestamptz, open_attempts bigint, in_flight jsonb)
 LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_runtime_state';
 
+CREATE FUNCTION awa.may_read(queue text)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_may_read';
+COMMENT ON FUNCTION awa.may_read IS 'Whether the caller may see this queue';
+
 -- The first twenty columns are those that clients of awa 0.6 read: one for whom a runtime is
 -- a process that reports itself every so often.
 CREATE VIEW awa.runtime_instances WITH (security_barrier) AS
@@ -300,10 +304,12 @@ CREATE VIEW awa.runtime_instances WITH (security_barrier) AS
             FROM (SELECT jsonb_array_elements_text(r.opts -> 'queues')
                   WHERE jsonb_typeof(r.opts -> 'queues') = 'array'
                   UNION
-                  SELECT jsonb_object_keys(s.in_flight)) AS q (queue)) AS queues,
+                  SELECT jsonb_object_keys(s.in_flight)) AS q (queue)
+            WHERE awa.may_read(q.queue)) AS queues,
            (SELECT coalesce(jsonb_object_agg(d.name, d.descriptor_hash), '{}')
             FROM awa.descriptor_declarations AS d
-            WHERE d.runtime = r.runtime AND d.subject = 'queue') AS queue_descriptor_hashes,
+            WHERE d.runtime = r.runtime AND d.subject = 'queue'
+              AND awa.may_read(d.name)) AS queue_descriptor_hashes,
            (SELECT coalesce(jsonb_object_agg(d.name, d.descriptor_hash), '{}')
             FROM awa.descriptor_declarations AS d
             WHERE d.runtime = r.runtime AND d.subject = 'kind') AS job_kind_descriptor_hashes,

@@ -53,10 +53,6 @@ CREATE VIEW awa.queue_state_counts WITH (security_barrier) AS
 -- Pauses. What is written here goes to pause_queue or resume_queue: the row trigger passes it
 -- on and lets no row of its own through.
 
-CREATE FUNCTION awa.may_read(queue text)
-RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'awa_may_read';
-COMMENT ON FUNCTION awa.may_read IS 'Whether the caller may see this queue';
-
 CREATE VIEW awa.queue_meta WITH (security_barrier) AS
     SELECT p.queue, p.paused, p.paused_at, p.paused_by,
            coalesce((SELECT (q.settings ->> 'enqueue_shards')::smallint

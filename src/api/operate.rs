@@ -12,7 +12,7 @@ use crate::pg::call::{Call, Returned, sql_function};
 use crate::pg::catalog::{self, Leaf};
 use crate::pg::datum::{Interval, ToDatum};
 use crate::pg::{latch, log, role, spi, trigger, xact};
-use crate::store::acl::Profile;
+use crate::store::acl::{self, Profile};
 use crate::store::claim_index::{self, Found};
 use crate::store::segments;
 
@@ -106,6 +106,7 @@ fn ensure_index(call: &mut Call) -> Result<Returned> {
         )
         .detail("Only roles with the privilege TRUNCATE may index it."));
     }
+    acl::serialize()?;
     claim_index::refresh_execute()?;
     if segments::is_current(segment)? {
         return Ok(Returned::value(false));

@@ -10,6 +10,7 @@ use crate::domain::segments as policy;
 use crate::error::Result;
 use crate::pg::catalog::{self, Leaf};
 use crate::pg::{guc, heap, log, xact};
+use crate::store::acl;
 use crate::store::claim_index::{self, Found};
 
 const LOOK: Duration = Duration::from_secs(30);
@@ -29,7 +30,8 @@ pub fn run(context: &Context) -> Result<StepReport> {
     if !dispatch::is_open(db) {
         return Ok(pause);
     }
-    let changed = claim_index::refresh_execute()?;
+    // Who changes grants may hold them for long.
+    let changed = if acl::try_serialize()? { claim_index::refresh_execute()? } else { 0 };
     let kept = guc::completed_retention().map(|kept| kept.as_micros() as i64);
     let patience = match context.forced {
         true => 0,

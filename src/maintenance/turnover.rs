@@ -283,7 +283,12 @@ fn try_truncate(
     let ended = seen.last_end.max(seen.since);
     let left = retentions.chunks_to_keep(&evidence, ended, xact::micros());
     if !left.is_empty() {
+        mark_moved(segment, None);
         return history::keep(segment, &left, retentions).map(|moved| moved.map(|m| m + 1));
+    }
+    if evidence.chunks.values().any(|chunk| !chunk.kept.is_empty()) && !is_forgotten(segment, seen)
+    {
+        return Ok(None);
     }
     debug_point!("truncate_proved", interruptible);
     // TRUNCATE would queue behind a vacuum of the TOAST table while it holds the leaf.
@@ -318,6 +323,30 @@ fn try_truncate(
         dispatch::log_act(d, db, subxact, act);
     });
     Ok(Some(1))
+}
+
+thread_local! {
+    /// Segments whose jobs have all ended or moved out: their generation, and the transaction
+    /// that came next when that was seen first.
+    static MOVED: Cell<[(i64, u64); SEGMENTS]> = const { Cell::new([(-1, 0); SEGMENTS]) };
+}
+
+/// Whether no snapshot is left that sees jobs in the segment which are kept elsewhere since:
+/// TRUNCATE asks no snapshot, and whoever has such a one would see them nowhere.
+fn is_forgotten(segment: u8, seen: &Segment) -> bool {
+    let (generation, next) = MOVED.get()[usize::from(segment)];
+    if generation == seen.generation {
+        return xact::oldest_visible() >= next;
+    }
+    mark_moved(segment, Some(seen.generation));
+    false
+}
+
+/// * `generation` - None: there is more to move
+fn mark_moved(segment: u8, generation: Option<i64>) {
+    let mut moved = MOVED.get();
+    moved[usize::from(segment)] = (generation.unwrap_or(-1), xact::next_xid());
+    MOVED.set(moved);
 }
 
 /// A truncation that is not to be leaves nobody waiting until its transaction ends.

@@ -413,3 +413,20 @@ pub fn transaction_start() -> Timestamp {
     // SAFETY: reads backend-local state.
     Timestamp(unsafe { pg_sys::GetCurrentTransactionStartTimestamp() })
 }
+
+/// The transaction id that is given out next, with its epoch.
+pub fn next_xid() -> u64 {
+    // SAFETY: reads shared memory under its lock (varsup.c).
+    unsafe { pg_sys::ReadNextFullTransactionId() }.value
+}
+
+/// The oldest transaction id that some snapshot of this database still takes for running.
+pub fn oldest_visible() -> u64 {
+    // SAFETY: reads shared memory; without a relation, the horizon of all databases
+    // (GetOldestNonRemovableTransactionId, procarray.c).
+    let oldest = unsafe { pg_sys::GetOldestNonRemovableTransactionId(core::ptr::null_mut()) };
+    let next = next_xid();
+    // The horizon is at most two billion behind the next one (FullXidRelativeTo, procarray.c).
+    let behind = (next as u32).wrapping_sub(oldest.into());
+    next.saturating_sub(u64::from(behind))
+}

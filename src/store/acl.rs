@@ -226,9 +226,14 @@ fn find_role(name: &str) -> Result<(u32, String)> {
 
 /// One grant at a time: two that write the access list of one object fail with "tuple
 /// concurrently updated" (simple_heap_update, heapam.c).
-fn serialize() -> Result<()> {
+pub fn serialize() -> Result<()> {
     lock::hold_key(catalog::relation("queue_acl")?, 0);
     Ok(())
+}
+
+/// The same, where that needs no wait.
+pub fn try_serialize() -> Result<bool> {
+    Ok(lock::try_hold_key(catalog::relation("queue_acl")?, 0))
 }
 
 /// Lets the role call what its profile needs, on queues that the patterns name.

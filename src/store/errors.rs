@@ -17,54 +17,42 @@ pub struct AttemptError {
     pub error: String,
 }
 
-/// What one closure says of a claim.
-struct Failure {
-    /// None: all items of the claim.
-    items: Option<Vec<u8>>,
-    closed_at: i64,
-    error: String,
-}
-
-impl Failure {
-    fn covers(&self, item: usize) -> bool {
-        let byte = |items: &Vec<u8>| items.get(item / 8).copied().unwrap_or(0);
-        self.items.as_ref().is_none_or(|items| byte(items) & (1 << (item % 8)) != 0)
-    }
+/// An attempt of one of the jobs.
+struct Tried {
+    item: usize,
+    position: i64,
+    attempt: i16,
 }
 
 /// The errors of earlier attempts of the jobs at these positions, in the order of the attempts.
-/// Only claims that failed somehow are looked at closely.
+/// Only claims that failed somehow are looked at closely, and no text is read but theirs.
 pub fn read(
     segment: u8,
     positions: &HashSet<i64>,
     snapshot: Snapshot,
 ) -> Result<HashMap<i64, Vec<AttemptError>>> {
+    let failed = read_failed(segment, snapshot)?;
+    let tried = read_tried(segment, positions, &failed, snapshot)?;
     let mut found: HashMap<i64, Vec<AttemptError>> = HashMap::new();
-    let failures = read_failures(segment, snapshot)?;
-    if failures.is_empty() {
+    if tried.is_empty() {
         return Ok(found);
     }
-    let missing = || Error::internal("a claim lacks a column");
-    let table = Table::open(catalog::leaf(Leaf::Claims, segment)?, LockMode::AccessShare);
+    let table = Table::open(catalog::leaf(Leaf::Closures, segment)?, LockMode::AccessShare);
     table.scan(snapshot, |row| {
-        use claims::column as c;
-        let Some(failures) = row.i64(c::CLAIM_ID).and_then(|claim| failures.get(&claim)) else {
+        use closures::column as c;
+        let Some(tried) = row.i64(c::CLAIM_ID).and_then(|claim| tried.get(&claim)) else {
             return Ok(true);
         };
-        let at = match row.i64_array(c::POSITIONS)? {
-            Some(positions) => positions,
-            None => row.i64_array(c::JOB_IDS)?.ok_or_else(missing)?,
-        };
-        let attempt = row.i16(c::ATTEMPT).ok_or_else(missing)?;
-        let attempts = row.i16_array(c::ATTEMPTS)?.unwrap_or_default();
-        for (item, position) in at.iter().enumerate().filter(|(_, at)| positions.contains(at)) {
-            for failure in failures.iter().filter(|failure| failure.covers(item)) {
-                found.entry(*position).or_default().push(AttemptError {
-                    attempt: attempts.get(item).copied().unwrap_or(attempt),
-                    closed_at: failure.closed_at,
-                    error: failure.error.clone(),
-                });
-            }
+        // None: all items of the claim.
+        let items = row.bytea(c::ITEMS);
+        let byte = |items: &Vec<u8>, item: usize| items.get(item / 8).copied().unwrap_or(0);
+        let covers =
+            |item| items.as_ref().is_none_or(|items| byte(items, item) & (1 << (item % 8)) != 0);
+        for Tried { position, attempt, .. } in tried.iter().filter(|tried| covers(tried.item)) {
+            let Some(error) = row.text(c::ERROR) else { break };
+            let closed_at = row.micros(c::CLOSED_AT).unwrap_or_default();
+            let error = AttemptError { attempt: *attempt, closed_at, error };
+            found.entry(*position).or_default().push(error);
         }
         Ok(true)
     })?;
@@ -73,21 +61,52 @@ pub fn read(
     Ok(found)
 }
 
-/// Closures with an error, by claim.
-fn read_failures(segment: u8, snapshot: Snapshot) -> Result<HashMap<i64, Vec<Failure>>> {
-    let mut failures: HashMap<i64, Vec<Failure>> = HashMap::new();
+/// Claims of which some attempt left an error.
+fn read_failed(segment: u8, snapshot: Snapshot) -> Result<HashSet<i64>> {
+    let mut failed = HashSet::new();
     let table = Table::open(catalog::leaf(Leaf::Closures, segment)?, LockMode::AccessShare);
     table.scan(snapshot, |row| {
         use closures::column as c;
-        if let (Some(claim), Some(error)) = (row.i64(c::CLAIM_ID), row.text(c::ERROR)) {
-            failures.entry(claim).or_default().push(Failure {
-                items: row.bytea(c::ITEMS),
-                closed_at: row.micros(c::CLOSED_AT).unwrap_or_default(),
-                error,
-            });
+        if !row.is_null(c::ERROR) {
+            failed.extend(row.i64(c::CLAIM_ID));
         }
         Ok(true)
     })?;
     table.close_release_lock();
-    Ok(failures)
+    Ok(failed)
+}
+
+/// The attempts of the jobs at these positions, of those claims.
+fn read_tried(
+    segment: u8,
+    positions: &HashSet<i64>,
+    of: &HashSet<i64>,
+    snapshot: Snapshot,
+) -> Result<HashMap<i64, Vec<Tried>>> {
+    let mut found: HashMap<i64, Vec<Tried>> = HashMap::new();
+    if of.is_empty() {
+        return Ok(found);
+    }
+    let missing = || Error::internal("a claim lacks a column");
+    let table = Table::open(catalog::leaf(Leaf::Claims, segment)?, LockMode::AccessShare);
+    table.scan(snapshot, |row| {
+        use claims::column as c;
+        let Some(claim) = row.i64(c::CLAIM_ID).filter(|claim| of.contains(claim)) else {
+            return Ok(true);
+        };
+        let at = match row.i64_array(c::POSITIONS)? {
+            Some(positions) => positions,
+            None => row.i64_array(c::JOB_IDS)?.ok_or_else(missing)?,
+        };
+        let attempt = row.i16(c::ATTEMPT).ok_or_else(missing)?;
+        let attempts = row.i16_array(c::ATTEMPTS)?.unwrap_or_default();
+        for (item, position) in at.into_iter().enumerate().filter(|(_, at)| positions.contains(at))
+        {
+            let attempt = attempts.get(item).copied().unwrap_or(attempt);
+            found.entry(claim).or_default().push(Tried { item, position, attempt });
+        }
+        Ok(true)
+    })?;
+    table.close_release_lock();
+    Ok(found)
 }

@@ -468,7 +468,8 @@ fn read_closures_of(
                 let closure = Closure::read(row, None, true)?;
                 if closure.covers(*item) {
                     closed += 1;
-                    ended |= closure.outcome.is_final();
+                    // A completed job may have moved out after that.
+                    ended |= closure.outcome.is_final() && closure.outcome != Outcome::Completed;
                     found.claimed.entry(claim).or_default().push(closure);
                 }
             }

@@ -85,11 +85,15 @@ impl Dispatcher<'_> {
         let (mut told, mut others, mut from) = (false, false, 0);
         while let Some(at) = self.runtimes.next_used(from) {
             from = at + 1;
-            let runtime = &mut self.runtimes[at];
-            if runtime.db != db || !runtime.asked {
+            if self.runtimes[at].db != db || !self.runtimes[at].asked {
                 continue;
             }
-            if waiter.is_of(proc, runtime) {
+            // It may have ended since.
+            let is_asked = self.has_asked(at);
+            let runtime = &mut self.runtimes[at];
+            if !is_asked {
+                runtime.asked = false;
+            } else if waiter.is_of(proc, runtime) {
                 runtime.asked = false;
                 told = true;
             } else {

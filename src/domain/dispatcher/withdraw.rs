@@ -346,6 +346,12 @@ impl Dispatcher<'_> {
         self.item(db, receipt).is_some_and(|at| self.items[at].mark.asked)
     }
 
+    /// Whether an attempt in the care of a runtime was asked to stop.
+    pub(super) fn has_asked(&self, runtime: u32) -> bool {
+        // Room for none: false means that there is one.
+        !self.asked_of(runtime, &mut Vec::new())
+    }
+
     /// The attempts in the care of a runtime that were asked to stop: receipt, segment,
     /// position; as many as `found` has room for. False when there are more.
     pub fn asked_of(&self, runtime: u32, found: &mut Vec<(i64, u8, i64)>) -> bool {
