@@ -512,7 +512,7 @@ def test_an_open_claim_has_its_turn_after_a_rebuild(serial, end):
 def test_a_backlog_larger_than_memory(new_server, request):
     from harness import Database
 
-    server = new_server({"awa.max_chunks": "64"})
+    server = new_server({"awa.max_chunks": "112"})
     db = Database(server)
     try:
         configure(db, queue="big")

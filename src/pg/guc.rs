@@ -212,7 +212,7 @@ fn define_capacities() {
     capacity(
         c"awa.max_timers",
         c"Sets the number of retries and short delays timed in memory.",
-        c"What does not fit waits in a table.",
+        c"What does not fit waits in a table. Jobs of serial queues that wait for their turn count too.",
         &MAX_TIMERS,
         64,
         1 << 24,

@@ -133,8 +133,7 @@ impl Shop {
     fn claim(&mut self, at: usize, want: usize) -> usize {
         let mut popped = Vec::new();
         let mut heads: Vec<Head> = Vec::with_capacity(1 + self.dice.below(9));
-        let mut unsorted: Vec<Unsorted> = Vec::new();
-        unsorted.reserve(1);
+        let mut unsorted: Vec<Unsorted> = Vec::with_capacity(1);
         let mut keys: Vec<(i64, u64)> = Vec::new();
         loop {
             let mut d = self.memory.dispatcher();
