@@ -4,6 +4,7 @@ import signal
 import sys
 
 import pytest
+from psycopg import sql
 
 from harness import Database, DebugPoints, Server
 from harness.server import sweep
@@ -73,6 +74,49 @@ def db(server, request):
 def own_db(own_server, request):
     """The same on a server of the test's own."""
     yield from use(Database(own_server), request)
+
+
+@pytest.fixture
+def role(db):
+    """role(profile, queues) is a session of a new role with that profile."""
+    names = []
+
+    def make(profile=None, queues=None, name=None, attributes=""):
+        name = name or f"role{len(names)}_{db.name}"
+        names.append(name)
+        db.conn.execute(sql.SQL("CREATE ROLE {} LOGIN {}").format(
+            sql.Identifier(name), sql.SQL(attributes)))
+        if profile:
+            db.execute("SELECT awa.grant_access(%s, %s, %s)", name, profile, queues)
+        conn = db.connect(user=name)
+        conn.name = name
+        return conn
+
+    yield make
+    db.close_sessions()
+    with db.server.connect(db.name) as conn:
+        for name in names:
+            quoted = sql.Identifier(name)
+            conn.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(quoted))
+            conn.execute(sql.SQL("DROP ROLE {}").format(quoted))
+
+
+@pytest.fixture
+def rescue_by_hand(new_server, request):
+    """Makes databases whose worker looks for lost attempts once in ten minutes, unless it is
+    told of one: rescue_by_hand(setting=value)."""
+    made = []
+
+    def make(**settings):
+        given = {f"awa.{name}": value for name, value in settings.items()}
+        db = Database(new_server({"awa.rescue_interval": "10 min"} | given))
+        made.append(db)
+        return db
+
+    yield make
+    for db in made:
+        for _ in use(db, request):
+            pass
 
 
 @pytest.fixture

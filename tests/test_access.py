@@ -9,30 +9,6 @@ from harness import raises
 ODD = 'Rôle-"x";DROP'
 
 
-@pytest.fixture
-def role(db):
-    """role(profile, queues) is a session of a new role with that profile."""
-    names = []
-
-    def make(profile=None, queues=None, name=None):
-        name = name or f"role{len(names)}_{db.name}"
-        names.append(name)
-        db.conn.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(name)))
-        if profile:
-            db.execute("SELECT awa.grant_access(%s, %s, %s)", name, profile, queues)
-        conn = db.connect(user=name)
-        conn.name = name
-        return conn
-
-    yield make
-    db.close_sessions()
-    with db.server.connect(db.name) as conn:
-        for name in names:
-            quoted = sql.Identifier(name)
-            conn.execute(sql.SQL("DROP OWNED BY {}").format(quoted))
-            conn.execute(sql.SQL("DROP ROLE {}").format(quoted))
-
-
 def refused(conn, call, *params):
     with raises("42501"):
         conn.rows(f"SELECT * FROM {call}", *params)

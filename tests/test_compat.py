@@ -8,25 +8,6 @@ from harness import Background, raises
 MASK = "11111000"
 
 
-@pytest.fixture
-def role(db):
-    """role(profile, queues) is a session of a new role with that profile."""
-    names = []
-
-    def make(profile, queues=None):
-        name = f"compat{len(names)}_{db.name}"
-        names.append(name)
-        db.execute(f"CREATE ROLE {name} LOGIN")
-        db.execute("SELECT awa.grant_access(%s, %s, %s)", name, profile, queues)
-        return db.connect(user=name)
-
-    yield make
-    db.close_sessions()
-    for name in names:
-        db.execute("SELECT awa.revoke_access(%s)", name)
-        db.execute(f"DROP ROLE {name}")
-
-
 def compat(conn, text, *params):
     """The row of insert_job_compat, by column."""
     cur = conn.execute(f"SELECT * FROM awa.insert_job_compat({text})", params or None)

@@ -1,28 +1,8 @@
 """Lost attempts: passes, their limits, bad rows, recovery once an epoch."""
 
 import pytest
-from conftest import use
 
-from harness import Background, Database, raises, wait_until
-
-SLOW = "10 min"
-
-
-@pytest.fixture
-def quiet(new_server, request):
-    """A worker that is told of nothing and looks once in ten minutes: passes are by hand."""
-    made = []
-
-    def make(**settings):
-        given = {f"awa.{name}": value for name, value in settings.items()}
-        db = Database(new_server({"awa.rescue_interval": SLOW} | given))
-        made.append(db)
-        return db
-
-    yield make
-    for db in made:
-        for _ in use(db, request):
-            pass
+from harness import Background, raises, wait_until
 
 
 def hold(db, count, queue="default", max_attempts=None):
@@ -50,27 +30,21 @@ def sizes(db, kind):
     """, kind)
 
 
+def wait_sizes(db, kind, expected):
+    """A pass is counted a moment after its last commit."""
+    wait_until(lambda: sizes(db, kind) == expected, what=lambda: f"passes {sizes(db, kind)}")
+
+
 def test_a_backlog_is_drained_in_one_pass(db):
     conn, ids, _ = hold(db, 3000)
     conn.close()
     wait_until(lambda: db.value("SELECT running FROM awa.queue_stats") == 0)
-    # A pass is counted after its last commit.
-    wait_until(lambda: sizes(db, "owner") == [("drained", 1, 3000)], what="the passes counted")
-
-
-def test_a_pass_ends_at_max_rows_and_the_next_one_follows(quiet):
-    db = quiet(rescue_batch_size="100", rescue_pass_max_rows="250")
-    conn, ids, _ = hold(db, 600)
-    conn.close()
-    wait_until(lambda: db.value("SELECT running FROM awa.queue_stats") == 0, 20)
-    # 100 + 100 + 50, a second's rest, again, and what is left
-    # A pass is counted after its last commit.
-    wait_until(lambda: sizes(db, "owner") == [("drained", 1, 100), ("max_rows", 2, 500)], what="the passes counted")
+    wait_sizes(db, "owner", [("drained", 1, 3000)])
 
 
 @pytest.mark.parametrize("knob", ["rescue_pass_max_rows", "rescue_pass_budget"])
-def test_zero_is_one_batch_an_interval(quiet, knob):
-    db = quiet(rescue_batch_size="100", **{knob: "0"})
+def test_zero_is_one_batch_an_interval(rescue_by_hand, knob):
+    db = rescue_by_hand(rescue_batch_size="100", **{knob: "0"})
     conn, ids, _ = hold(db, 300)
     conn.close()
     wait_until(lambda: db.value("SELECT running FROM awa.queue_stats") == 200)
@@ -86,8 +60,8 @@ def test_zero_is_one_batch_an_interval(quiet, knob):
     assert rescued[:2] == ("owner", 110 if knob == "rescue_pass_max_rows" else 100)
 
 
-def test_rescue_by_hand(quiet):
-    db = quiet(rescue_pass_max_rows="0", rescue_batch_size="1")
+def test_rescue_by_hand(rescue_by_hand):
+    db = rescue_by_hand(rescue_pass_max_rows="0", rescue_batch_size="1")
     conn, _, _ = hold(db, 50)
     conn.close()
     wait_until(lambda: db.value("SELECT running FROM awa.queue_stats") == 49)
@@ -111,27 +85,8 @@ def test_bad_arguments(db, call, sqlstate):
         db.rows(f"SELECT * FROM {call}")
 
 
-@pytest.mark.parametrize("position", [0, 250, 499])
-def test_a_bad_row_stops_nobody_else(quiet, position):
-    """Its last attempt cannot be written where another row has its id."""
-    db = quiet()
-    conn, ids, receipts = hold(db, 500, max_attempts=1)
-    bad = ids[position]
-    row = ("INSERT INTO awa.done_entries SELECT %s, 'failed', now(), NULL, NULL, 'x', 2, 0, now(),"
-           " now(), 1, 1, 'k', '{}'")
-    db.execute("ALTER TABLE awa.done_entries DISABLE TRIGGER USER")
-    db.execute(row, bad)
-    conn.close()
-    wait_until(lambda: db.value("SELECT running FROM awa.queue_stats WHERE queue = 'default'") == 1)
-    assert db.value("SELECT failed_total FROM awa.queue_stats WHERE queue = 'default'") == 499
-    assert "is set aside" in db.server.log()
-    db.execute("DELETE FROM awa.done_entries WHERE queue = 'x'")
-    db.execute("ALTER TABLE awa.done_entries ENABLE TRIGGER USER")
-    assert db.state(bad) == "running"
-
-
-def test_one_of_many_recovers_an_epoch(quiet):
-    db = quiet(rescue_pass_max_rows="0", rescue_batch_size="1")
+def test_one_of_many_recovers_an_epoch(rescue_by_hand):
+    db = rescue_by_hand(rescue_pass_max_rows="0", rescue_batch_size="1")
     conn, _, _ = hold(db, 40)
     living, _, receipts = hold(db, 5, queue="alive")
     conn.close()
@@ -161,8 +116,8 @@ def test_an_epoch_that_rolls_back_did_not_run(db):
     assert db.row("SELECT * FROM awa.recover('e')")[0]
 
 
-def test_the_age_of_the_oldest_lost_attempt(quiet):
-    db = quiet(rescue_pass_max_rows="0", rescue_batch_size="1")
+def test_the_age_of_the_oldest_lost_attempt(rescue_by_hand):
+    db = rescue_by_hand(rescue_pass_max_rows="0", rescue_batch_size="1")
     age = ("SELECT value FROM awa.metrics WHERE labels->>'kind' = 'owner'"
            " AND name = 'awa_maintenance_rescue_oldest_attempt_age_seconds'")
     assert db.value(age) == 0

@@ -1,29 +1,16 @@
 """What all three passes keep: limits, a transaction a batch, bad rows, no gate."""
 
 import pytest
-from conftest import use
-from harness import Database, wait_until
-from test_rescue import sizes
+from harness import wait_until
+from test_rescue import sizes, wait_sizes
 
 HOUR = "1 hour"
 KINDS = ("owner", "deadline", "callback")
 
 
-@pytest.fixture
-def quiet(new_server, request):
-    """A worker that looks once in ten minutes, unless it is told of something lost."""
-    made = []
-
-    def make(**settings):
-        given = {f"awa.{name}": value for name, value in settings.items()}
-        db = Database(new_server({"awa.rescue_interval": "10 min"} | given))
-        made.append(db)
-        return db
-
-    yield make
-    for db in made:
-        for _ in use(db, request):
-            pass
+def wait_counted(db, kind, attempts):
+    """Over all passes; see wait_sizes."""
+    wait_until(lambda: sum(count for _, _, count in sizes(db, kind)) == attempts)
 
 
 def lose(db, kind, count, queue="default"):
@@ -54,18 +41,18 @@ def lost(db, queue="default"):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_pass_ends_at_max_rows_and_the_next_one_follows(quiet, kind):
-    db = quiet(rescue_batch_size="100", rescue_pass_max_rows="250")
+def test_a_pass_ends_at_max_rows_and_the_next_one_follows(rescue_by_hand, kind):
+    db = rescue_by_hand(rescue_batch_size="100", rescue_pass_max_rows="250")
     lose(db, kind, 600)
     wait_until(lambda: lost(db) == 0, 20)
-    # A pass is counted after its last commit.
-    wait_until(lambda: sizes(db, kind) == [("drained", 1, 100), ("max_rows", 2, 500)], what="the passes counted")
+    # 100 + 100 + 50, a second's rest, again, and what is left
+    wait_sizes(db, kind, [("drained", 1, 100), ("max_rows", 2, 500)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("knob", ["rescue_pass_max_rows", "rescue_pass_budget"])
-def test_zero_is_one_batch_an_interval(quiet, knob, kind):
-    db = quiet(rescue_batch_size="100", **{knob: "0"})
+def test_zero_is_one_batch_an_interval(rescue_by_hand, knob, kind):
+    db = rescue_by_hand(rescue_batch_size="100", **{knob: "0"})
     lose(db, kind, 300)
     wait_until(lambda: lost(db) == 200)
     # What is lost in between starts no other pass; by hand there is no interval.
@@ -75,8 +62,8 @@ def test_zero_is_one_batch_an_interval(quiet, knob, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_is_a_transaction(quiet, kind):
-    db = quiet(rescue_batch_size="100")
+def test_a_batch_is_a_transaction(rescue_by_hand, kind):
+    db = rescue_by_hand(rescue_batch_size="100")
     lose(db, kind, 400)
     wait_until(lambda: lost(db) == 0, 20)
     leaves = " UNION ALL ".join(
@@ -84,14 +71,14 @@ def test_a_batch_is_a_transaction(quiet, kind):
     transactions = db.value(f"SELECT count(DISTINCT xmin::text) FROM ({leaves}) c")
     # Those that a deadline ends may fall due on both sides of a batch's end.
     assert 4 <= transactions <= 5
-    wait_until(lambda: sum(count for _, _, count in sizes(db, kind)) == 400, what="the passes counted")
+    wait_counted(db, kind, 400)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("position", [0, 60, 99])
-def test_a_bad_row_stops_nobody_else(quiet, kind, position):
+def test_a_bad_row_stops_nobody_else(rescue_by_hand, kind, position):
     """Its last attempt cannot be written where another row has its id."""
-    db = quiet()
+    db = rescue_by_hand()
     ids = db.insert(100, max_attempts=1)
     bad = ids[position]
     row = ("INSERT INTO awa.done_entries SELECT %s, 'failed', now(), NULL, NULL, 'x', 2, 0, now(),"
@@ -117,8 +104,8 @@ def test_no_pause_and_no_halt_stops_it(db, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_age_of_the_oldest_and_the_size_of_a_pass(quiet, kind):
-    db = quiet(rescue_pass_max_rows="0", rescue_batch_size="1")
+def test_the_age_of_the_oldest_and_the_size_of_a_pass(rescue_by_hand, kind):
+    db = rescue_by_hand(rescue_pass_max_rows="0", rescue_batch_size="1")
     age = ("SELECT value FROM awa.metrics WHERE labels->>'kind' = %s"
            " AND name = 'awa_maintenance_rescue_oldest_attempt_age_seconds'")
     assert db.value(age, kind) == 0
@@ -129,4 +116,4 @@ def test_the_age_of_the_oldest_and_the_size_of_a_pass(quiet, kind):
     wait_until(lambda: lost(db) == 2)
     assert db.rows("SELECT * FROM awa.rescue(%s, 10)", kind) == [(kind, 2, "drained")]
     assert db.value(age, kind) == 0
-    wait_until(lambda: sum(count for _, _, count in sizes(db, kind)) == 3, what="the passes counted")
+    wait_counted(db, kind, 3)

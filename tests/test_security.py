@@ -29,29 +29,6 @@ def listed(heading):
 FUNCTIONS, VIEWS = listed("Every function"), listed("Every view")
 
 
-@pytest.fixture
-def role(db):
-    """role(profile, queues) is a session of a new role with that profile."""
-    names = []
-
-    def make(profile=None, queues=None, attributes=""):
-        name = f"sec{len(names)}_{db.name}"
-        names.append(name)
-        db.execute(f"CREATE ROLE {name} LOGIN {attributes}")
-        if profile:
-            db.execute("SELECT awa.grant_access(%s, %s, %s)", name, profile, queues)
-        conn = db.connect(user=name)
-        conn.name = name
-        return conn
-
-    yield make
-    db.close_sessions()
-    with db.server.connect(db.name) as conn:
-        for name in names:
-            conn.execute(f"DROP OWNED BY {name} CASCADE")
-            conn.execute(f"DROP ROLE {name}")
-
-
 def refused(conn, call, *params, code="42501"):
     call = call if call.startswith("CALL") else f"SELECT * FROM {call}"
     with raises(code):

@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use super::body::Body;
+use super::job_table::{self, JobTable};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -178,34 +179,19 @@ RETURNING job_id";
 /// Takes out those that nobody else is taking out, and tells which: maintenance waits for
 /// no client.
 pub fn take(job_ids: &[i64]) -> Result<Vec<i64>> {
-    if job_ids.is_empty() {
-        return Ok(Vec::new());
-    }
-    spi::as_owner(|spi| {
-        let rows = spi.query(TAKE, &[spi::Arg::bigint_array(job_ids)])?;
-        rows.collect(|row| row.i64(1).ok_or_else(|| Error::internal("a job id is null")))
-    })
+    job_table::delete(TAKE, job_ids)
 }
+
+const TABLE: JobTable = JobTable { name: "deferred_jobs", key: "deferred_jobs_pkey" };
 
 /// One job by its id.
 pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Deferred>> {
-    let mut found = None;
-    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
-    let index = catalog::relation("deferred_jobs_pkey")?;
-    table.index_range(index, job_id, job_id, snapshot, |row| {
-        found = Some(Deferred::from_row(row)?);
-        Ok(false)
-    })?;
-    table.close_release_lock();
-    Ok(found)
+    TABLE.find(job_id, snapshot, Deferred::from_row)
 }
 
 /// Every deferred job a snapshot sees.
-pub fn read_all(snapshot: Snapshot, mut take: impl FnMut(Deferred) -> Result<bool>) -> Result<()> {
-    let table = Table::open(catalog::relation("deferred_jobs")?, LockMode::AccessShare);
-    table.scan(snapshot, |row| take(Deferred::from_row(row)?))?;
-    table.close_release_lock();
-    Ok(())
+pub fn read_all(snapshot: Snapshot, take: impl FnMut(Deferred) -> Result<bool>) -> Result<()> {
+    TABLE.read_all(snapshot, Deferred::from_row, take)
 }
 
 /// A change to `deferred_jobs` of a transaction whose end is open.

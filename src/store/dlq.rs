@@ -13,6 +13,7 @@ use crate::pg::xact;
 
 use super::changes::{self, Change};
 use super::done::Done;
+use super::job_table::JobTable;
 
 /// A failed job, and why it is here. `finalized_at` is when it came.
 #[derive(Clone, Debug)]
@@ -108,37 +109,17 @@ fn delete_with(statement: &'static str, job_ids: &[i64]) -> Result<Vec<i64>> {
     Ok(gone.into_iter().map(|(id, _)| id).collect())
 }
 
+const TABLE: JobTable = JobTable { name: "dlq_entries", key: "dlq_entries_pkey" };
+
 pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Dead>> {
-    let mut found = None;
-    let table = Table::open(catalog::relation("dlq_entries")?, LockMode::AccessShare);
-    let index = catalog::relation("dlq_entries_pkey")?;
-    table.index_range(index, job_id, job_id, snapshot, |row| {
-        found = Some(Dead::from_row(row)?);
-        Ok(false)
-    })?;
-    table.close_release_lock();
-    Ok(found)
+    TABLE.find(job_id, snapshot, Dead::from_row)
 }
 
 /// Up to `limit` of those that came until then, oldest first.
 pub fn read_until(until: i64, limit: usize) -> Result<Vec<Dead>> {
-    let mut found = Vec::new();
-    let table = Table::open(catalog::relation("dlq_entries")?, LockMode::AccessShare);
-    let index = catalog::relation("dlq_entries_dlq_at")?;
-    table.index_range(index, i64::MIN, until, Snapshot::SelfNow, |row| {
-        if row.is_held() {
-            return Ok(true);
-        }
-        found.push(Dead::from_row(row)?);
-        Ok(found.len() < limit)
-    })?;
-    table.close_release_lock();
-    Ok(found)
+    TABLE.read_until("dlq_entries_dlq_at", until, limit, |_| true, Dead::from_row)
 }
 
-pub fn read_all(snapshot: Snapshot, mut take: impl FnMut(Dead) -> Result<bool>) -> Result<()> {
-    let table = Table::open(catalog::relation("dlq_entries")?, LockMode::AccessShare);
-    table.scan(snapshot, |row| take(Dead::from_row(row)?))?;
-    table.close_release_lock();
-    Ok(())
+pub fn read_all(snapshot: Snapshot, take: impl FnMut(Dead) -> Result<bool>) -> Result<()> {
+    TABLE.read_all(snapshot, Dead::from_row, take)
 }

@@ -6,9 +6,10 @@ use crate::pg::datum::{Datum, Timestamp, ToDatum};
 use crate::pg::heap::{Row, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
-use crate::pg::{spi, xact};
+use crate::pg::xact;
 
 use super::body::Body;
+use super::job_table::{self, JobTable};
 
 #[derive(Clone, Debug)]
 pub struct Done {
@@ -29,6 +30,11 @@ pub struct Done {
 impl Done {
     fn state(&self) -> Result<Datum> {
         catalog::job_state(if self.failed { "failed" } else { "cancelled" })
+    }
+
+    /// Asks of a row, before it is read, for its queue and when it came to its end.
+    pub(super) fn says(row: &Row, is_it: impl Fn(&str, i64) -> bool) -> bool {
+        is_it(&row.text(6).unwrap_or_default(), row.micros(3).unwrap_or(0))
     }
 
     /// A row of `done_entries`, or of `dlq_entries` or `completed_entries`, which have the same
@@ -110,8 +116,9 @@ pub fn write(jobs: &[Done]) -> Result<()> {
     Ok(())
 }
 
+const TABLE: JobTable = JobTable { name: "done_entries", key: "done_entries_pkey" };
+
 /// Up to `limit` of the jobs that came to their end until then, oldest first.
-/// Those that open transactions of others have deleted are left out.
 ///
 /// * `is_it` - of its queue and when it came to its end
 pub fn read_until(
@@ -119,19 +126,8 @@ pub fn read_until(
     limit: usize,
     is_it: impl Fn(&str, i64) -> bool,
 ) -> Result<Vec<Done>> {
-    let mut found = Vec::new();
-    let table = Table::open(catalog::relation("done_entries")?, LockMode::AccessShare);
-    let index = catalog::relation("done_entries_finalized_at")?;
-    table.index_range(index, i64::MIN, until, Snapshot::SelfNow, |row| {
-        let (queue, ended) = (row.text(6).unwrap_or_default(), row.micros(3).unwrap_or(0));
-        // What is kept is not copied.
-        if !row.is_held() && is_it(&queue, ended) {
-            found.push(Done::from_row(row)?);
-        }
-        Ok(found.len() < limit)
-    })?;
-    table.close_release_lock();
-    Ok(found)
+    let index = "done_entries_finalized_at";
+    TABLE.read_until(index, until, limit, |row| Done::says(row, &is_it), Done::from_row)
 }
 
 const DELETE: &str = "
@@ -139,7 +135,7 @@ DELETE FROM awa.done_entries WHERE job_id OPERATOR(pg_catalog.=) ANY ($1) RETURN
 
 /// Takes jobs out that are there, and tells which: another transaction may have been faster.
 pub fn delete(job_ids: &[i64]) -> Result<Vec<i64>> {
-    let gone = delete_with(DELETE, job_ids)?;
+    let gone = job_table::delete(DELETE, job_ids)?;
     xact::ensure_seen(gone.len() == job_ids.len())?;
     Ok(gone)
 }
@@ -152,34 +148,13 @@ RETURNING job_id";
 
 /// As `delete`, but waits for nobody.
 pub fn take(job_ids: &[i64]) -> Result<Vec<i64>> {
-    delete_with(TAKE, job_ids)
-}
-
-fn delete_with(statement: &'static str, job_ids: &[i64]) -> Result<Vec<i64>> {
-    if job_ids.is_empty() {
-        return Ok(Vec::new());
-    }
-    spi::as_owner(|spi| {
-        let rows = spi.query(statement, &[spi::Arg::bigint_array(job_ids)])?;
-        rows.collect(|row| row.i64(1).ok_or_else(|| Error::internal("a job id is null")))
-    })
+    job_table::delete(TAKE, job_ids)
 }
 
 pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Done>> {
-    let mut found = None;
-    let table = Table::open(catalog::relation("done_entries")?, LockMode::AccessShare);
-    let index = catalog::relation("done_entries_pkey")?;
-    table.index_range(index, job_id, job_id, snapshot, |row| {
-        found = Some(Done::from_row(row)?);
-        Ok(false)
-    })?;
-    table.close_release_lock();
-    Ok(found)
+    TABLE.find(job_id, snapshot, Done::from_row)
 }
 
-pub fn read_all(snapshot: Snapshot, mut take: impl FnMut(Done) -> Result<bool>) -> Result<()> {
-    let table = Table::open(catalog::relation("done_entries")?, LockMode::AccessShare);
-    table.scan(snapshot, |row| take(Done::from_row(row)?))?;
-    table.close_release_lock();
-    Ok(())
+pub fn read_all(snapshot: Snapshot, take: impl FnMut(Done) -> Result<bool>) -> Result<()> {
+    TABLE.read_all(snapshot, Done::from_row, take)
 }

@@ -1,13 +1,14 @@
 //! Completed jobs, whole, that their queues keep for longer than their segment is there.
 
 use super::done::Done;
+use super::job_table::{self, JobTable};
 use crate::error::Result;
 use crate::pg::catalog;
 use crate::pg::datum::Datum;
 use crate::pg::heap::{Row, Table};
+use crate::pg::lock;
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
-use crate::pg::{lock, spi};
 
 /// A completed job. The `attempts` of its body are those used, the last one included.
 #[derive(Clone, Debug)]
@@ -36,25 +37,17 @@ pub fn write(jobs: &[Kept]) -> Result<()> {
     Ok(())
 }
 
+const TABLE: JobTable = JobTable { name: "completed_entries", key: "completed_entries_pkey" };
+
 /// Up to `limit` of those that ended until then, oldest first; see `done::read_until`.
 pub fn read_until(
     until: i64,
     limit: usize,
     is_it: impl Fn(&str, i64) -> bool,
 ) -> Result<Vec<Done>> {
-    let mut found = Vec::new();
-    let table = Table::open(catalog::relation("completed_entries")?, LockMode::AccessShare);
-    let index = catalog::relation("completed_entries_finalized_at")?;
-    table.index_range(index, i64::MIN, until, Snapshot::SelfNow, |row| {
-        let (queue, ended) = (row.text(6).unwrap_or_default(), row.micros(3).unwrap_or(0));
-        // What is kept is not copied.
-        if !row.is_held() && is_it(&queue, ended) {
-            found.push(Kept::from_row(row)?.done);
-        }
-        Ok(found.len() < limit)
-    })?;
-    table.close_release_lock();
-    Ok(found)
+    let index = "completed_entries_finalized_at";
+    let read = |row: &Row| Ok(Kept::from_row(row)?.done);
+    TABLE.read_until(index, until, limit, |row| Done::says(row, &is_it), read)
 }
 
 const TAKE: &str = "
@@ -65,27 +58,13 @@ RETURNING job_id";
 
 /// Takes those out that are there, waits for nobody, and tells which.
 pub fn take(job_ids: &[i64]) -> Result<Vec<i64>> {
-    spi::as_owner(|spi| {
-        let rows = spi.query(TAKE, &[spi::Arg::bigint_array(job_ids)])?;
-        rows.collect(|row| Ok(row.i64(1).unwrap_or(0)))
-    })
+    job_table::delete(TAKE, job_ids)
 }
 
 pub fn find(job_id: i64, snapshot: Snapshot) -> Result<Option<Kept>> {
-    let mut found = None;
-    let table = Table::open(catalog::relation("completed_entries")?, LockMode::AccessShare);
-    let index = catalog::relation("completed_entries_pkey")?;
-    table.index_range(index, job_id, job_id, snapshot, |row| {
-        found = Some(Kept::from_row(row)?);
-        Ok(false)
-    })?;
-    table.close_release_lock();
-    Ok(found)
+    TABLE.find(job_id, snapshot, Kept::from_row)
 }
 
-pub fn read_all(snapshot: Snapshot, mut take: impl FnMut(Kept) -> Result<bool>) -> Result<()> {
-    let table = Table::open(catalog::relation("completed_entries")?, LockMode::AccessShare);
-    table.scan(snapshot, |row| take(Kept::from_row(row)?))?;
-    table.close_release_lock();
-    Ok(())
+pub fn read_all(snapshot: Snapshot, take: impl FnMut(Kept) -> Result<bool>) -> Result<()> {
+    TABLE.read_all(snapshot, Kept::from_row, take)
 }

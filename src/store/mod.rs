@@ -19,6 +19,7 @@ pub mod errors;
 pub mod evidence;
 pub mod history;
 pub mod identity;
+pub mod job_table;
 pub mod jobs;
 pub mod kept;
 pub mod lanes;
