@@ -33,6 +33,12 @@ EXPECTED = {
 }
 
 
+def terminate(conn):
+    """Its backend may have gone with the server."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(conn.pid, signal.SIGTERM)
+
+
 class Chaos:
     def __init__(self, database, seed):
         self.database = database
@@ -81,7 +87,7 @@ class Chaos:
                 conn.execute("ROLLBACK TO s")
                 conn.commit_sql()
             elif dice < 0.22:
-                os.kill(conn.pid, signal.SIGTERM)
+                terminate(conn)
                 conn.commit_sql()
             else:
                 conn.commit_sql()
@@ -125,7 +131,7 @@ class Chaos:
             if dice < 0.03:
                 return  # leaves with its jobs
             if dice < 0.04:
-                os.kill(conn.pid, signal.SIGTERM)
+                terminate(conn)
             elif dice < 0.12:
                 conn.execute("SELECT awa.release(%s)", (receipts,))
             elif dice < 0.20:

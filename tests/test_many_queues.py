@@ -7,7 +7,7 @@ import pytest
 from conftest import use
 from psycopg.types.json import Jsonb
 
-from harness import Database, DebugPoints, wait_until
+from harness import Database, DebugPoints, raises, wait_until
 
 LANES = 64
 SETTINGS = {
@@ -49,6 +49,24 @@ def test_more_queues_pass_than_fit(small):
     db.wait_served()
     assert len(db.rows(STATS)) == len(names) + 1
     assert db.check() is None
+
+
+def test_room_is_made_after_a_crash(new_server, request):
+    """Memory is full of queues that have ended, and nobody has counted their ends."""
+    db = Database(new_server(SETTINGS | {"awa.rotate_interval": "1h"}, durable=True))
+    request.addfinalizer(db.close_sessions)
+    DebugPoints(db).arm("ends_counted")
+    passed = 0
+    with raises("AW004"):
+        while passed < 6 * LANES:
+            pass_one(db.conn, f"q{passed:03}")
+            passed += 1
+    db.server.crash()
+    db.wait_served()
+    pass_one(db.conn, "one-more")
+    names = ["one-more", *(f"q{n:03}" for n in range(passed))]
+    assert db.rows(STATS) == [(name, 0, 0, 1, 0, 0) for name in names]
+    db.check()
 
 
 def test_a_call_may_name_many_queues(db):

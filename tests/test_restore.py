@@ -313,3 +313,89 @@ def test_rows_put_into_tables_by_hand_reach_memory(db):
     conn.execute("SELECT awa.insert_job('k', queue => 'x')")
     conn.rollback_sql()
     db.check()
+
+
+def dump_behind_a_lock(new_server, request, interval, before_locks, dumped):
+    """A dump that has its snapshot and waits for its first lock, and what it is restored to.
+
+    * `dumped(db)` - what the snapshot sees is made; what it returns goes on to:
+    * `before_locks(db, made)` - what happens while the dump waits
+    """
+    source = new_server({"awa.rotate_interval": interval, "awa.completed_retention": "0"})
+    db = Database(source, extension=False)
+    # Tables are locked in the order in which they were made.
+    db.execute("CREATE TABLE first ()")
+    db.execute("CREATE EXTENSION awa")
+    db.wait_served()
+    made = dumped(db)
+    locker = db.connect()
+    locker.begin()
+    locker.execute("LOCK TABLE first")
+    target = new_server({"awa.rotate_interval": "100ms"})
+    restoring = Background(restore, db, target, "custom", str(source.home / "dump"))
+    wait_until(
+        lambda: db.value(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE application_name = 'pg_dump' AND wait_event_type = 'Lock'"
+        ),
+        10, what="the dump to wait",
+    )
+    before_locks(db, made)
+    locker.rollback_sql()
+    copy = restoring.result(60)
+    request.addfinalizer(copy.close_sessions)
+    return copy
+
+
+GENERATION = "SELECT generation FROM awa.segments WHERE segment = 0"
+DISPOSED = "SELECT disposed FROM awa.segments WHERE segment = 0"
+
+
+def test_a_segment_waits_for_a_dump_that_has_no_locks_yet(new_server, request):
+    """Its jobs end after the snapshot of the dump, which would have them nowhere."""
+
+    def make(db):
+        db.insert(3)
+        return db.claim(max_jobs=3, deadline="1 hour")
+
+    def finish(db, jobs):
+        db.rows("SELECT * FROM awa.complete_many(%s)", [jobs[0].receipt])
+        for job in jobs[1:]:
+            db.execute("SELECT awa.fail(%s, 'x', terminal => true)", job.receipt)
+        wait_until(lambda: db.value(DISPOSED), 20)
+        for _ in range(3):
+            db.rows("SELECT * FROM awa.maintain()")
+        assert db.value(GENERATION) == 0
+
+    copy = dump_behind_a_lock(new_server, request, "1s", finish, make)
+    assert copy.count() == 3
+    again = wait_until(lambda: copy.claim(max_jobs=3, deadline="1 hour"), 20)
+    while len(again) < 3:
+        again += copy.claim(max_jobs=3, deadline="1 hour")
+    assert {job.attempt for job in again} == {2}
+    copy.check()
+
+
+def test_a_segment_that_went_while_its_dump_waited(new_server, request):
+    """Its row is in the dump, as it was; nothing else of it. The copy uses it again."""
+
+    def make(db):
+        done = [job.receipt for job in (db.insert(3), db.claim(max_jobs=3))[1]]
+        reader = db.connect()
+        reader.begin()
+        reader.execute("LOCK TABLE awa.ready_entries_0 IN ACCESS SHARE MODE")
+        db.rows("SELECT * FROM awa.complete_many(%s)", done)
+        wait_until(lambda: db.value(DISPOSED), 20)
+        return reader
+
+    def let_go(db, reader):
+        reader.rollback_sql()
+        wait_until(lambda: db.value(GENERATION) > 0, 20)
+
+    copy = dump_behind_a_lock(new_server, request, "100ms", let_go, make)
+    copy.check()
+    assert copy.value(
+        "SELECT completed_total FROM awa.queue_stats WHERE queue = 'default'"
+    ) == 3
+    wait_until(lambda: copy.value(GENERATION) > 0, 20)
+    copy.check()

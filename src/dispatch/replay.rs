@@ -117,6 +117,11 @@ pub fn run() -> Result<Option<Replayed>> {
             known.directory.as_deref(),
         )?;
         restored.restore(&evidence, &known.counted.ends)?;
+        if evidence.emptied && known.directory.is_some_and(|chunks| !chunks.is_empty()) {
+            replayed.faults.push(format!(
+                "the jobs of segment {segment} were truncated before they were dumped"
+            ));
+        }
         replayed.jobs += evidence.bodies - evidence.disposed;
         replayed.open += evidence.open.len() as u64;
         replayed.faults.extend(evidence.faults);
@@ -305,6 +310,8 @@ impl Segment<'_> {
             let entry = &mut d.base(db).segments[usize::from(segment)];
             entry.bodies += evidence.bodies;
             entry.last_end = entry.last_end.max(evidence.last_end);
+            // Some of its ends may be counted by nobody yet.
+            entry.changes += 1;
         });
         Ok(())
     }

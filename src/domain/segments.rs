@@ -110,6 +110,16 @@ pub fn stay(retention: Option<i64>) -> i64 {
     retention.unwrap_or(i64::MAX).min(LONGEST_STAY)
 }
 
+/// No dump is waited for longer than this.
+const LONGEST_DUMP_PATIENCE: i64 = 60_000_000;
+
+/// How long a finished segment waits for snapshots that are older than its end. A dump needs
+/// that long at most to get from its snapshot to its locks, unless it waits for somebody's
+/// exclusive lock; a snapshot that is held for hours is not to keep the ring from turning.
+pub fn dump_patience(rotate_interval: i64) -> i64 {
+    rotate_interval.saturating_mul(10).min(LONGEST_DUMP_PATIENCE)
+}
+
 /// How long after it was sealed a segment ought to be gone: some turns, and the retention of
 /// completed jobs.
 pub fn patience(rotate_interval: i64, retention: Option<i64>) -> i64 {

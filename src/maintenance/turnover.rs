@@ -42,6 +42,8 @@ const FAULTY: i64 = 60_000_000;
 const HELD: i64 = 1_000_000;
 /// While jobs of it are kept there, at most.
 const UNDUE: i64 = 5_000_000;
+/// While there is a snapshot that is older than the end of its last job.
+const HELD_BY_SNAPSHOT: i64 = 50_000;
 /// A producer may be waiting for room.
 const HELD_FROM_COUNTING: i64 = 100_000;
 
@@ -140,6 +142,7 @@ pub fn list(_context: &Context) -> Result<StepReport> {
         segments::write_directory(segment, evidence.directory())?;
     }
     if finished {
+        note_finish(segment, &seen);
         let summary = Summary { bodies: evidence.bodies, last_end: evidence.last_end };
         segments::mark_disposed(segment, summary)?;
     }
@@ -245,6 +248,12 @@ pub fn truncate(_context: &Context) -> Result<StepReport> {
     };
     let retentions = Retentions::read()?;
     let (now, ended) = (xact::micros(), seen.last_end.max(seen.since));
+    if now < ended.saturating_add(policy::dump_patience(guc::rotate_interval().as_micros() as i64))
+        && !is_forgotten(segment, &seen)
+    {
+        put_off(&UNTRUNCATED, segment, &seen, HELD_BY_SNAPSHOT);
+        return Ok(StepReport { did: 0, next: Some(breath) });
+    }
     if let Disposal::Wait(until) = retentions.weigh(&known.counted.ends, ended, now) {
         // Somebody may configure another retention meanwhile.
         put_off(&UNTRUNCATED, segment, &seen, until.saturating_sub(now).clamp(0, UNDUE));
@@ -277,13 +286,15 @@ fn try_truncate(
         return Ok(None);
     }
     let evidence = evidence::read(segment, Sight::Everything, Detail::None, i64::MAX)?;
-    if !is_finished(&evidence) || known.counted.ends != evidence.ends {
+    // What was truncated while a dump of it began has nothing left to compare.
+    let counted = evidence.emptied || known.counted.ends == evidence.ends;
+    if !is_finished(&evidence) || !counted {
         return Ok(None);
     }
     let ended = seen.last_end.max(seen.since);
     let left = retentions.chunks_to_keep(&evidence, ended, xact::micros());
     if !left.is_empty() {
-        mark_moved(segment, None);
+        forget_finish(segment);
         return history::keep(segment, &left, retentions).map(|moved| moved.map(|m| m + 1));
     }
     if evidence.chunks.values().any(|chunk| !chunk.kept.is_empty()) && !is_forgotten(segment, seen)
@@ -326,27 +337,37 @@ fn try_truncate(
 }
 
 thread_local! {
-    /// Segments whose jobs have all ended or moved out: their generation, and the transaction
-    /// that came next when that was seen first.
-    static MOVED: Cell<[(i64, u64); SEGMENTS]> = const { Cell::new([(-1, 0); SEGMENTS]) };
+    /// Segments whose jobs have all ended, and moved out if they are kept: their generation, and
+    /// the transaction that came next.
+    static FINISHED: Cell<[(i64, u64); SEGMENTS]> = const { Cell::new([(-1, 0); SEGMENTS]) };
 }
 
-/// Whether no snapshot is left that sees jobs in the segment which are kept elsewhere since:
-/// TRUNCATE asks no snapshot, and whoever has such a one would see them nowhere.
+/// Whether no snapshot is left that sees the jobs of the segment as they were before their end,
+/// or before they moved out: TRUNCATE asks no snapshot, so whoever has such a one would see them
+/// nowhere. A dump that has its snapshot and not yet its locks would not have them.
 fn is_forgotten(segment: u8, seen: &Segment) -> bool {
-    let (generation, next) = MOVED.get()[usize::from(segment)];
-    if generation == seen.generation {
-        return xact::oldest_visible() >= next;
+    let (generation, _) = FINISHED.get()[usize::from(segment)];
+    if generation != seen.generation {
+        note_finish(segment, seen);
     }
-    mark_moved(segment, Some(seen.generation));
-    false
+    let (_, next) = FINISHED.get()[usize::from(segment)];
+    xact::oldest_visible() >= next
 }
 
-/// * `generation` - None: there is more to move
-fn mark_moved(segment: u8, generation: Option<i64>) {
-    let mut moved = MOVED.get();
-    moved[usize::from(segment)] = (generation.unwrap_or(-1), xact::next_xid());
-    MOVED.set(moved);
+/// All that ended its jobs has committed: what comes next sees that.
+fn note_finish(segment: u8, seen: &Segment) {
+    set_finish(segment, (seen.generation, xact::next_xid()));
+}
+
+/// This transaction moves more of them out.
+fn forget_finish(segment: u8) {
+    set_finish(segment, (-1, 0));
+}
+
+fn set_finish(segment: u8, finish: (i64, u64)) {
+    let mut finished = FINISHED.get();
+    finished[usize::from(segment)] = finish;
+    FINISHED.set(finished);
 }
 
 /// A truncation that is not to be leaves nobody waiting until its transaction ends.

@@ -13,7 +13,7 @@ use crate::domain::entities::split;
 use crate::error::{Error, Result};
 use crate::pg::catalog::{self, Leaf};
 use crate::pg::datum::Timestamp;
-use crate::pg::heap::{Fate, Row, Table};
+use crate::pg::heap::{self, Fate, Row, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 
@@ -219,6 +219,8 @@ pub struct Evidence {
     pub faults: Vec<String>,
     /// See `Sight::Signed`.
     pub writers: HashSet<u32>,
+    /// Its tables have no page.
+    pub emptied: bool,
 }
 
 struct Closure {
@@ -360,7 +362,9 @@ pub fn read(segment: u8, sight: Sight, detail: Detail, below: i64) -> Result<Evi
     read_with(segment, sight, detail, below, None)
 }
 
-/// As `read`; of a sealed segment the directory says what bodies there are.
+/// As `read`; of a sealed segment the directory says what bodies there are, unless it is of a
+/// time before they were truncated: TRUNCATE asks no snapshot, and a dump whose snapshot is
+/// older than that has the row of the segment as it was, but no row of its tables.
 pub fn read_with(
     segment: u8,
     sight: Sight,
@@ -381,9 +385,10 @@ pub fn read_with(
     for end in &unclaimed {
         weigh_unclaimed(end, &mut evidence);
     }
+    evidence.emptied = is_emptied(segment)?;
     match directory {
-        Some(chunks) => list_bodies(chunks, &mut evidence),
-        None => read_bodies(segment, sight, below, &mut evidence)?,
+        Some(chunks) if !evidence.emptied => list_bodies(chunks, &mut evidence),
+        _ => read_bodies(segment, sight, below, &mut evidence)?,
     }
     find_orphans(&mut evidence);
     count_unclaimed(&unclaimed, &mut evidence);
@@ -392,6 +397,15 @@ pub fn read_with(
         evidence.disposed += disposed as u64;
     }
     Ok(evidence)
+}
+
+fn is_emptied(segment: u8) -> Result<bool> {
+    for leaf in [Leaf::Ready, Leaf::Claims, Leaf::Closures] {
+        if heap::relation_size_blocks(catalog::leaf(leaf, segment)?) > 0 {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// What a segment says about the attempts of one job; its body is not read.
