@@ -12,7 +12,6 @@ use crate::domain::segments::{self as policy, Disposal, Limits};
 use crate::domain::undo::Act;
 use crate::domain::unique::State;
 use crate::error::{Error, Result};
-use crate::pg::catalog::{self, Leaf};
 use crate::pg::debug_point::debug_point;
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
@@ -24,7 +23,6 @@ use crate::store::{claim_index, lanes, queues, segments};
 
 /// How often finished segments are looked for.
 const LOOK: Duration = Duration::from_secs(1);
-const BLOCK_SIZE: u64 = 8192;
 
 thread_local! {
     /// Segments that were looked at in vain: not again while their `changes` are these, until
@@ -66,16 +64,6 @@ fn states(db: Db) -> [Segment; SEGMENTS] {
     dispatch::with(|d| d.base(db).segments)
 }
 
-/// The relations of a segment: its leaves, and their TOAST tables.
-fn relations(segment: u8) -> Result<(Vec<u32>, Vec<u32>)> {
-    let leaves = [Leaf::Ready, Leaf::Claims, Leaf::Closures]
-        .into_iter()
-        .map(|leaf| catalog::leaf(leaf, segment))
-        .collect::<Result<Vec<_>>>()?;
-    let toasts = leaves.iter().filter_map(|leaf| heap::toast_oid(*leaf)).collect();
-    Ok((leaves, toasts))
-}
-
 /// Seals the current segment when it is old or large enough and another one is free.
 pub fn rotate(context: &Context) -> Result<StepReport> {
     let db = dispatch::attach()?;
@@ -86,7 +74,7 @@ pub fn rotate(context: &Context) -> Result<StepReport> {
     let now = xact::micros();
     let interval = guc::rotate_interval();
     let current = dispatch::with(|d| d.base(db).current);
-    let (leaves, toasts) = relations(current)?;
+    let (leaves, toasts) = segments::relations(current)?;
     let blocks: u64 =
         leaves.iter().chain(&toasts).map(|oid| u64::from(heap::relation_size_blocks(*oid))).sum();
     let limits = Limits {
@@ -96,7 +84,7 @@ pub fn rotate(context: &Context) -> Result<StepReport> {
     let next = policy::next_current(
         &all[..usize::from(YOUNG_SEGMENTS)],
         current,
-        blocks * BLOCK_SIZE,
+        blocks * segments::BLOCK_SIZE,
         now,
         &limits,
     );
@@ -277,7 +265,7 @@ fn try_truncate(
     seen: &Segment,
     (known, retentions): (&Known, &Retentions),
 ) -> Result<Option<u64>> {
-    let (leaves, toasts) = relations(segment)?;
+    let (leaves, toasts) = segments::relations(segment)?;
     let sizes =
         |oids: &[u32]| oids.iter().map(|o| heap::relation_size_blocks(*o)).collect::<Vec<_>>();
     let before = sizes(&leaves);
