@@ -217,7 +217,7 @@ fn count_ends(db: Db, (segment, seen): (u8, &Segment), evidence: &Evidence) -> R
 }
 
 /// Truncates a sealed segment of which nothing is left to keep.
-pub fn truncate(_context: &Context) -> Result<StepReport> {
+pub fn truncate(context: &Context) -> Result<StepReport> {
     let db = dispatch::attach()?;
     let breath = Duration::from_millis(50);
     let pause = Some(guc::rotate_interval().min(LOOK).max(breath));
@@ -237,7 +237,7 @@ pub fn truncate(_context: &Context) -> Result<StepReport> {
     let retentions = Retentions::read()?;
     let (now, ended) = (xact::micros(), seen.last_end.max(seen.since));
     if now < ended.saturating_add(policy::dump_patience(guc::rotate_interval().as_micros() as i64))
-        && !is_forgotten(segment, &seen)
+        && !is_forgotten(context, segment, &seen)
     {
         put_off(&UNTRUNCATED, segment, &seen, HELD_BY_SNAPSHOT);
         return Ok(StepReport { did: 0, next: Some(breath) });
@@ -247,7 +247,7 @@ pub fn truncate(_context: &Context) -> Result<StepReport> {
         put_off(&UNTRUNCATED, segment, &seen, until.saturating_sub(now).clamp(0, UNDUE));
         return Ok(StepReport { did: 0, next: Some(breath) });
     }
-    let did = try_truncate(db, segment, &seen, (known, &retentions))?;
+    let did = try_truncate(context, db, (segment, &seen), (known, &retentions))?;
     if did.is_none() {
         put_off(&UNTRUNCATED, segment, &seen, HELD);
     }
@@ -260,9 +260,9 @@ pub fn truncate(_context: &Context) -> Result<StepReport> {
 /// lock would have to be waited for. Jobs that are still to be kept move out before, some in a
 /// run.
 fn try_truncate(
+    context: &Context,
     db: Db,
-    segment: u8,
-    seen: &Segment,
+    (segment, seen): (u8, &Segment),
     (known, retentions): (&Known, &Retentions),
 ) -> Result<Option<u64>> {
     let (leaves, toasts) = segments::relations(segment)?;
@@ -285,7 +285,8 @@ fn try_truncate(
         forget_finish(segment);
         return history::keep(segment, &left, retentions).map(|moved| moved.map(|m| m + 1));
     }
-    if evidence.chunks.values().any(|chunk| !chunk.kept.is_empty()) && !is_forgotten(segment, seen)
+    if evidence.chunks.values().any(|chunk| !chunk.kept.is_empty())
+        && !is_forgotten(context, segment, seen)
     {
         return Ok(None);
     }
@@ -333,13 +334,14 @@ thread_local! {
 /// Whether no snapshot is left that sees the jobs of the segment as they were before their end,
 /// or before they moved out: TRUNCATE asks no snapshot, so whoever has such a one would see them
 /// nowhere. A dump that has its snapshot and not yet its locks would not have them.
-fn is_forgotten(segment: u8, seen: &Segment) -> bool {
+fn is_forgotten(context: &Context, segment: u8, seen: &Segment) -> bool {
     let (generation, _) = FINISHED.get()[usize::from(segment)];
     if generation != seen.generation {
         note_finish(segment, seen);
     }
     let (_, next) = FINISHED.get()[usize::from(segment)];
-    xact::oldest_visible() >= next
+    // Who calls maintain() has a snapshot that is as old as the call.
+    xact::oldest_visible() >= next || context.forced && !xact::others_see_before(next)
 }
 
 /// All that ended its jobs has committed: what comes next sees that.
