@@ -40,6 +40,25 @@ def enqueue(conn, queue, jobs, size=200, batch=BATCH):
     )
 
 
+def enqueue_made(conn, queue, jobs, batch, keyed, series):
+    """The same of jobs that are made for each call, so that each can have a key of its own."""
+    key = f", 'unique_key', '{queue} {series} ' || (n * {batch} + i)" if keyed else ""
+    conn.execute(
+        f"""
+        DO $do$ BEGIN
+            FOR n IN 1..{jobs // batch} LOOP
+                PERFORM count(*) FROM awa.insert_jobs((
+                    SELECT jsonb_agg(jsonb_build_object(
+                        'kind', 'k', 'queue', '{queue}', 'args', {args_sql(200)}{key}))
+                    FROM generate_series(1, {batch}) AS i
+                ));
+                COMMIT;
+            END LOOP;
+        END $do$
+        """
+    )
+
+
 def enqueue_together(rig, queue, jobs, producers):
     shares = split(jobs, producers)
     conns = [rig.connect() for _ in shares]

@@ -1,6 +1,8 @@
 """A client in a process of its own: says its backend's pid, waits for a line, works.
 
     peer.py CONNINFO insert_jobs QUEUE CALLS     says how many jobs it enqueued
+    peer.py CONNINFO compat_batch QUEUE CALLS    the same by the function for awa-pg
+    peer.py CONNINFO awa_pg extension|own URL METHOD QUEUE CALLS    the same by awa-pg
     peer.py CONNINFO copy CALLS                  the same of rows of the bare table
     peer.py CONNINFO drain QUEUE CLAIM           says how many jobs it completed
     peer.py CONNINFO wait|claim|listen QUEUE N   says when it had each of N jobs, in ns
@@ -27,6 +29,38 @@ def insert_jobs(conn, queue, calls):
         query = "SELECT count(*) FROM awa.insert_jobs(%s::jsonb)"
         done += conn.execute(query, (jobs,), prepare=True).fetchone()[0]
     say(done)
+
+
+def compat_batch(conn, queue, calls):
+    query = (
+        "SELECT count(*) FROM awa.insert_jobs_compat_batch("
+        "kinds => %s, queues => %s, args => %s::jsonb[])"
+    )
+    arrays = [["k"] * BATCH, [queue] * BATCH, [json.dumps(ARGS)] * BATCH]
+    done = 0
+    for _ in range(int(calls)):
+        done += conn.execute(query, arrays, prepare=True).fetchone()[0]
+    say(done)
+
+
+def awa_pg(client, method, queue, calls):
+    insert = getattr(client, method)
+    done = 0
+    for _ in range(int(calls)):
+        insert([ARGS] * BATCH, kind="k", queue=queue)
+        done += BATCH
+    say(done)
+
+
+def awa_client(where, url):
+    """Connected, and its tables are there: the extension's, or its `own`, set up for speed."""
+    import awa
+
+    client = awa.Client(url)
+    client.migrate()
+    if where == "own":
+        client.install_queue_storage()
+    return client
 
 
 def copy(conn, calls):
@@ -80,16 +114,21 @@ def listen(conn, queue, count):
         say(time.monotonic_ns())
 
 
-ROLES = {role.__name__: role for role in (insert_jobs, copy, drain, wait, claim, listen)}
+ROLES = {role.__name__: role for role in (insert_jobs, compat_batch, awa_pg, copy, drain, wait, claim, listen)}
 
 
 def main():
     conninfo, role, *arguments = sys.argv[1:]
     with psycopg.connect(conninfo, autocommit=True) as conn:
         conn.execute("SELECT 1")
+        if role == "awa_pg":
+            where, url, *arguments = arguments
+            client = awa_client(where, url)
+        else:
+            client = conn
         say(conn.info.backend_pid)
         sys.stdin.readline()
-        ROLES[role](conn, *arguments)
+        ROLES[role](client, *arguments)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Operators stop and resume pruning; nothing else stops with it."""
 
+import re
 import uuid
 
 import pytest
@@ -66,6 +67,32 @@ def test_a_halt_stops_the_broom_and_nothing_else(ring):
     assert status(db.conn)["desired"] == "running"
     wait_until(lambda: db.rows("SELECT * FROM awa.segments ORDER BY 1") != states, 10)
     wait_until(lambda: status(db.conn)["observed"] == "running", 10)
+
+
+def test_the_status_says_what_a_halt_costs(ring):
+    db = ring
+    notices = []
+    db.conn.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+    halt_id = halt(db)
+
+    def told():
+        notices.clear()
+        assert status(db.conn)["observed"] == "halted"
+        taken, grown = map(int, re.fullmatch(
+            r"segments take (\d+) kB and grow by (\d+) kB a minute", notices[-1]).groups())
+        return taken, grown
+
+    before, _ = told()
+    jobs = Jsonb([{"kind": "k", "queue": "q", "args": "x" * 1000}] * 1000)
+    db.rows("SELECT * FROM awa.insert_jobs(%s)", jobs)
+    after, grown = told()
+    assert after - before > 1000 and grown > 0
+    db.value("SELECT awa.resume_runtime_scope('maintenance.prune', %s)", halt_id)
+    wait_until(lambda: status(db.conn)["observed"] == "running", 10)
+    notices.clear()
+    status(db.conn)
+    assert notices == []
+    assert db.value("SELECT value FROM awa.metrics WHERE name = 'awa_ring_bytes'") > 0
 
 
 def test_a_halt_outlives_a_crash(ring):

@@ -63,6 +63,8 @@ WAYS = ["plain", "custom", "directory", "plain-single", "custom-single", "direct
 def target():
     """A server for what is restored; its databases have names that no source has."""
     server = Server({"awa.rescue_interval": "100ms"}, name="target").init().start()
+    with server.connect() as conn:
+        conn.execute("CREATE ROLE dumped LOGIN")
     yield server
     server.destroy()
 
@@ -194,9 +196,6 @@ class Full:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_everything_survives_a_restore(full, target, way):
-    with target.connect() as conn:
-        if not conn.column("SELECT 1 FROM pg_roles WHERE rolname = 'dumped'"):
-            conn.execute("CREATE ROLE dumped LOGIN")
     copy = restore(full.db, target, way, f"{full.db.server.home}/{way}.dump")
     jobs, said = full.known
 

@@ -14,6 +14,7 @@ from . import (
     mixed,
     ownership,
     pinned,
+    producers,
     queues,
     rescue,
     single,
@@ -23,7 +24,7 @@ from . import (
 CELLS = {
     cell.name: cell
     for module in (
-        enqueue, single, drain, mixed, latency, pinned, queues, args, checksums, foreground,
+        enqueue, producers, single, drain, mixed, latency, pinned, queues, args, checksums, foreground,
         idle, rescue, ownership, deferred, backlog, growth,
     )
     for cell in module.CELLS

@@ -66,7 +66,7 @@ fn insert_batch(call: &mut Call) -> Result<Returned> {
         }
         jobs.push(job);
     }
-    report(call, &batch::enqueue_courteously(&jobs)?)
+    report(call, &batch::enqueue_courteously(jobs)?)
 }
 
 struct Batch {

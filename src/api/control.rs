@@ -8,9 +8,9 @@ use crate::dispatch;
 use crate::error::{Error, Result};
 use crate::pg::call::{Call, Returned, sql_function};
 use crate::pg::datum::{Timestamp, ToDatum};
-use crate::pg::xact;
+use crate::pg::{log, xact};
 use crate::store::acl::Profile;
-use crate::store::controls;
+use crate::store::{controls, segments};
 
 sql_function!(awa_halt_runtime_scope, halt);
 sql_function!(awa_resume_runtime_scope, resume);
@@ -71,9 +71,10 @@ fn status(call: &mut Call) -> Result<Returned> {
     let mut rows = call.rows()?;
     let halt = controls::read(&scope)?;
     let now = xact::micros();
-    let (worker, seen, seen_at) = dispatch::with_open(|d, db| {
+    let (worker, seen, seen_at, since) = dispatch::with_open(|d, db| {
         let database = d.base(db);
-        (database.worker != 0, database.halt_seen, database.halt_seen_at)
+        let since = (database.halted_at, database.halted_bytes);
+        (database.worker != 0, database.halt_seen, database.halt_seen_at, since)
     })?;
     let is_recent = seen_at != 0 && now.saturating_sub(seen_at) < RECENT;
     let asked = halt.as_ref().map(|halt| halt.id);
@@ -85,6 +86,9 @@ fn status(call: &mut Call) -> Result<Returned> {
     // Without a worker nothing is under way but what somebody does by hand.
     let fleet_halted =
         halt.is_some() && if worker { observed == Some("halted") } else { controls::is_quiet()? };
+    if observed == Some("halted") {
+        tell_growth(since, now)?;
+    }
     rows.push(&[
         Some(scope.to_datum()),
         Some(if halt.is_some() { "halted" } else { "running" }.to_datum()),
@@ -100,4 +104,24 @@ fn status(call: &mut Call) -> Result<Returned> {
         is_recent.then(|| Timestamp(seen_at).to_datum()),
     ])?;
     Ok(Returned::Void)
+}
+
+/// Nothing is given back while pruning is halted: the client is told what that costs.
+///
+/// * `since` - when the worker began to obey, and what the segments took then
+fn tell_growth((since, before): (i64, u64), now: i64) -> Result<()> {
+    let bytes = segments::disk_bytes()?;
+    let growth = per_minute(bytes.saturating_sub(before), now.saturating_sub(since));
+    let [bytes, growth] = [bytes, growth].map(|bytes| bytes / 1024);
+    log::notice(
+        &format!("segments take {bytes} kB and grow by {growth} kB a minute"),
+        "They give nothing back until awa.resume_runtime_scope() is called.",
+    );
+    Ok(())
+}
+
+/// * `micros` - how long it took; an instant counts as a second
+fn per_minute(bytes: u64, micros: i64) -> u64 {
+    let micros = u64::try_from(micros).unwrap_or(0).max(1_000_000);
+    (u128::from(bytes) * 60_000_000 / u128::from(micros)) as u64
 }

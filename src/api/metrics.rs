@@ -15,6 +15,7 @@ use crate::pg::call::{Call, Returned, Rows, sql_function};
 use crate::pg::datum::ToDatum;
 use crate::pg::xact;
 use crate::store::acl::Profile;
+use crate::store::segments;
 
 sql_function!(awa_metrics_rows, metrics);
 
@@ -139,6 +140,7 @@ fn ring_metrics(metrics: &mut Metrics, db: Db) -> Result<()> {
         let count = segments.iter().filter(|segment| segment.state == state).count();
         metrics.gauge("awa_ring_segments", &json!({ "state": name }), count as f64)?;
     }
+    metrics.gauge("awa_ring_bytes", &json!({}), segments::disk_bytes()? as f64)?;
     Ok(())
 }
 

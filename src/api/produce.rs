@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::access;
 use super::args::{check_name, options, required};
 use super::unique;
+use crate::dispatch::batch;
 use crate::dispatch::enqueue::{self, Enqueued, NewJob, check_priority};
 use crate::error::{Error, Result, SqlState};
 use crate::pg::call::{Call, Returned, sql_function};
@@ -181,7 +182,7 @@ fn insert_jobs(call: &mut Call) -> Result<Returned> {
         }
         jobs.push(job);
     }
-    report(call, &enqueue::enqueue(jobs)?)
+    report(call, &batch::enqueue_courteously(jobs)?)
 }
 
 /// What became of each job, in input order.

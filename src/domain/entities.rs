@@ -140,6 +140,9 @@ pub struct Database {
     /// The halt of pruning that the worker obeys, and when it looked last.
     pub halt_seen: Option<[u8; 16]>,
     pub halt_seen_at: i64,
+    /// When it began to obey it, and how much space the segments took then.
+    pub halted_at: i64,
+    pub halted_bytes: u64,
     /// By `rescue::Kind`.
     pub rescues: [Passes; 3],
     /// Times of priority ageing changed the choice of a lane.

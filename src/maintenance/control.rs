@@ -6,7 +6,7 @@ use super::{Context, StepReport};
 use crate::dispatch;
 use crate::error::Result;
 use crate::pg::{log, xact};
-use crate::store::controls;
+use crate::store::{controls, segments};
 
 pub const LOOK: Duration = Duration::from_secs(1);
 
@@ -36,6 +36,11 @@ pub fn look(context: &Context) -> Result<StepReport> {
         core::mem::replace(&mut database.halt_seen, halt)
     });
     if former != halt {
+        let bytes = segments::disk_bytes()?;
+        dispatch::with(|d| {
+            let database = d.base(db);
+            (database.halted_at, database.halted_bytes) = (now, bytes);
+        });
         log::info(match halt {
             Some(_) => "awa: pruning is halted by an operator",
             None => "awa: pruning goes on",

@@ -10,9 +10,13 @@ pub const STEP: Step =
 fn run(_context: &Context) -> Result<StepReport> {
     match guc::debug_step().as_deref() {
         // Long, but listening.
-        Some("nap") => loop {
-            latch::wait(1_000);
-        },
+        // Nothing is to wait for its snapshot.
+        Some("nap") => {
+            worker::let_go_of_snapshot();
+            loop {
+                latch::wait(1_000);
+            }
+        }
         Some("error") => {
             return Err(Error::new(SqlState::WRONG_STATE, "the step failed as told")
                 .detail("A detail.")

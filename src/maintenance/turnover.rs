@@ -12,7 +12,6 @@ use crate::domain::segments::{self as policy, Disposal, Limits};
 use crate::domain::undo::Act;
 use crate::domain::unique::State;
 use crate::error::{Error, Result};
-use crate::pg::catalog::{self, Leaf};
 use crate::pg::debug_point::debug_point;
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
@@ -24,7 +23,6 @@ use crate::store::{claim_index, lanes, queues, segments};
 
 /// How often finished segments are looked for.
 const LOOK: Duration = Duration::from_secs(1);
-const BLOCK_SIZE: u64 = 8192;
 
 thread_local! {
     /// Segments that were looked at in vain: not again while their `changes` are these, until
@@ -66,16 +64,6 @@ fn states(db: Db) -> [Segment; SEGMENTS] {
     dispatch::with(|d| d.base(db).segments)
 }
 
-/// The relations of a segment: its leaves, and their TOAST tables.
-fn relations(segment: u8) -> Result<(Vec<u32>, Vec<u32>)> {
-    let leaves = [Leaf::Ready, Leaf::Claims, Leaf::Closures]
-        .into_iter()
-        .map(|leaf| catalog::leaf(leaf, segment))
-        .collect::<Result<Vec<_>>>()?;
-    let toasts = leaves.iter().filter_map(|leaf| heap::toast_oid(*leaf)).collect();
-    Ok((leaves, toasts))
-}
-
 /// Seals the current segment when it is old or large enough and another one is free.
 pub fn rotate(context: &Context) -> Result<StepReport> {
     let db = dispatch::attach()?;
@@ -86,7 +74,7 @@ pub fn rotate(context: &Context) -> Result<StepReport> {
     let now = xact::micros();
     let interval = guc::rotate_interval();
     let current = dispatch::with(|d| d.base(db).current);
-    let (leaves, toasts) = relations(current)?;
+    let (leaves, toasts) = segments::relations(current)?;
     let blocks: u64 =
         leaves.iter().chain(&toasts).map(|oid| u64::from(heap::relation_size_blocks(*oid))).sum();
     let limits = Limits {
@@ -96,7 +84,7 @@ pub fn rotate(context: &Context) -> Result<StepReport> {
     let next = policy::next_current(
         &all[..usize::from(YOUNG_SEGMENTS)],
         current,
-        blocks * BLOCK_SIZE,
+        blocks * segments::BLOCK_SIZE,
         now,
         &limits,
     );
@@ -229,7 +217,7 @@ fn count_ends(db: Db, (segment, seen): (u8, &Segment), evidence: &Evidence) -> R
 }
 
 /// Truncates a sealed segment of which nothing is left to keep.
-pub fn truncate(_context: &Context) -> Result<StepReport> {
+pub fn truncate(context: &Context) -> Result<StepReport> {
     let db = dispatch::attach()?;
     let breath = Duration::from_millis(50);
     let pause = Some(guc::rotate_interval().min(LOOK).max(breath));
@@ -249,7 +237,7 @@ pub fn truncate(_context: &Context) -> Result<StepReport> {
     let retentions = Retentions::read()?;
     let (now, ended) = (xact::micros(), seen.last_end.max(seen.since));
     if now < ended.saturating_add(policy::dump_patience(guc::rotate_interval().as_micros() as i64))
-        && !is_forgotten(segment, &seen)
+        && !is_forgotten(context, segment, &seen)
     {
         put_off(&UNTRUNCATED, segment, &seen, HELD_BY_SNAPSHOT);
         return Ok(StepReport { did: 0, next: Some(breath) });
@@ -259,7 +247,7 @@ pub fn truncate(_context: &Context) -> Result<StepReport> {
         put_off(&UNTRUNCATED, segment, &seen, until.saturating_sub(now).clamp(0, UNDUE));
         return Ok(StepReport { did: 0, next: Some(breath) });
     }
-    let did = try_truncate(db, segment, &seen, (known, &retentions))?;
+    let did = try_truncate(context, db, (segment, &seen), (known, &retentions))?;
     if did.is_none() {
         put_off(&UNTRUNCATED, segment, &seen, HELD);
     }
@@ -272,12 +260,12 @@ pub fn truncate(_context: &Context) -> Result<StepReport> {
 /// lock would have to be waited for. Jobs that are still to be kept move out before, some in a
 /// run.
 fn try_truncate(
+    context: &Context,
     db: Db,
-    segment: u8,
-    seen: &Segment,
+    (segment, seen): (u8, &Segment),
     (known, retentions): (&Known, &Retentions),
 ) -> Result<Option<u64>> {
-    let (leaves, toasts) = relations(segment)?;
+    let (leaves, toasts) = segments::relations(segment)?;
     let sizes =
         |oids: &[u32]| oids.iter().map(|o| heap::relation_size_blocks(*o)).collect::<Vec<_>>();
     let before = sizes(&leaves);
@@ -297,7 +285,8 @@ fn try_truncate(
         forget_finish(segment);
         return history::keep(segment, &left, retentions).map(|moved| moved.map(|m| m + 1));
     }
-    if evidence.chunks.values().any(|chunk| !chunk.kept.is_empty()) && !is_forgotten(segment, seen)
+    if evidence.chunks.values().any(|chunk| !chunk.kept.is_empty())
+        && !is_forgotten(context, segment, seen)
     {
         return Ok(None);
     }
@@ -345,13 +334,14 @@ thread_local! {
 /// Whether no snapshot is left that sees the jobs of the segment as they were before their end,
 /// or before they moved out: TRUNCATE asks no snapshot, so whoever has such a one would see them
 /// nowhere. A dump that has its snapshot and not yet its locks would not have them.
-fn is_forgotten(segment: u8, seen: &Segment) -> bool {
+fn is_forgotten(context: &Context, segment: u8, seen: &Segment) -> bool {
     let (generation, _) = FINISHED.get()[usize::from(segment)];
     if generation != seen.generation {
         note_finish(segment, seen);
     }
     let (_, next) = FINISHED.get()[usize::from(segment)];
-    xact::oldest_visible() >= next
+    // Who calls maintain() has a snapshot that is as old as the call.
+    xact::oldest_visible() >= next || context.forced && !xact::others_see_before(next)
 }
 
 /// All that ended its jobs has committed: what comes next sees that.

@@ -228,6 +228,13 @@ pub fn in_transaction<T>(activity: &str, body: impl FnOnce() -> Result<T>) -> Re
     outcome
 }
 
+/// For a body of `in_transaction` that ends by an error only.
+#[cfg(feature = "debug_points")]
+pub fn let_go_of_snapshot() {
+    // SAFETY: the one that `in_transaction` pushed; the abort does not ask for it.
+    unsafe { pg_sys::PopActiveSnapshot() };
+}
+
 /// The error exit of PostgresMain (postgres.c).
 fn roll_back() {
     // SAFETY: the error was copied and flushed when it became a panic. A panic of our

@@ -430,3 +430,18 @@ pub fn oldest_visible() -> u64 {
     let behind = (next as u32).wrapping_sub(oldest.into());
     next.saturating_sub(u64::from(behind))
 }
+
+/// Whether a session other than ours has a snapshot for which some transaction before `next`
+/// still runs. Ours may be older than that, as may what a standby tells of its own.
+pub fn others_see_before(next: u64) -> bool {
+    // Transaction ids below 3 are special, also after a wraparound (transam.h).
+    let last = (1..=4).map(|n| next.saturating_sub(n) as u32).find(|xid| *xid >= 3).unwrap_or(3);
+    let mut count = 0;
+    // SAFETY: reads shared memory under its lock; the array is in the memory of the transaction
+    // (GetCurrentVirtualXIDs, procarray.c, as used by WaitForOlderSnapshots, indexcmds.c).
+    unsafe {
+        let vacuums = pg_sys::PROC_IS_AUTOVACUUM | pg_sys::PROC_IN_VACUUM;
+        pg_sys::GetCurrentVirtualXIDs(last.into(), true, true, vacuums as i32, &mut count);
+    }
+    count > 0
+}

@@ -7,14 +7,17 @@ use serde_json::{Value, json};
 use crate::domain::directory::{self, Listed};
 use crate::domain::entities::{SEGMENTS, Segment, SegmentState};
 use crate::error::{Error, Result};
+use crate::pg::catalog::{self, Leaf};
 use crate::pg::datum::ToDatum;
 use crate::pg::debug_point::debug_point;
-use crate::pg::heap::Table;
+use crate::pg::heap::{self, Table};
 use crate::pg::lock::LockMode;
 use crate::pg::snapshot::Snapshot;
 use crate::pg::spi::Arg;
-use crate::pg::{catalog, lock, spi, xact};
+use crate::pg::{lock, spi, xact};
 use crate::store::evidence::{self, Ends};
+
+pub const BLOCK_SIZE: u64 = 8192;
 
 fn parse(state: &str) -> Result<SegmentState> {
     match state {
@@ -56,6 +59,27 @@ pub fn read_states() -> Result<([Segment; SEGMENTS], u8)> {
         segments[0].since = xact::micros();
     }
     Ok((segments, current))
+}
+
+/// The relations of a segment: its leaves, and their TOAST tables.
+pub fn relations(segment: u8) -> Result<(Vec<u32>, Vec<u32>)> {
+    let leaves = [Leaf::Ready, Leaf::Claims, Leaf::Closures]
+        .into_iter()
+        .map(|leaf| catalog::leaf(leaf, segment))
+        .collect::<Result<Vec<_>>>()?;
+    let toasts = leaves.iter().filter_map(|leaf| heap::toast_oid(*leaf)).collect();
+    Ok((leaves, toasts))
+}
+
+/// What the segments take on disk, without indexes and maps.
+pub fn disk_bytes() -> Result<u64> {
+    let mut blocks = 0;
+    for segment in 0..SEGMENTS as u8 {
+        let (leaves, toasts) = relations(segment)?;
+        let sizes = leaves.iter().chain(&toasts).map(|oid| heap::relation_size_blocks(*oid));
+        blocks += sizes.map(u64::from).sum::<u64>();
+    }
+    Ok(blocks * BLOCK_SIZE)
 }
 
 /// What is left to know of a disposed segment.

@@ -6,6 +6,8 @@
 //! was taken after a repeatable read began is taken all the same, and no serialization
 //! failure comes of it.
 
+use std::cell::Cell;
+
 use crate::domain::unique::Mask;
 use crate::error::Result;
 use crate::pg::catalog::{self, Leaf};
@@ -76,7 +78,9 @@ impl Keys {
             if !may_wait {
                 return Ok(Taking::Open);
             }
+            AWAITED.set(Some(xid));
             xact::wait_for_xid(xid);
+            AWAITED.set(None);
         }
     }
 
@@ -88,6 +92,16 @@ impl Keys {
             self.table.delete(tid);
         }
     }
+}
+
+thread_local! {
+    /// The transaction that is waited for because of a key.
+    static AWAITED: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// The transaction for which `take` waited when an error ended it; told once.
+pub fn take_awaited() -> Option<u32> {
+    AWAITED.take()
 }
 
 /// The job that holds a key. Waits for an open transaction that takes or frees it.
